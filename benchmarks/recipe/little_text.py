@@ -6,8 +6,9 @@
 A configuration names tokenizer and token files (steps 1 and 2 come before), with `valid_jsonl` of documents that no run
 reads. Every run is one of step 3 on one core. The rows:
 
-before       weight decay by the rule for text that is read once, at each number of epochs of --before
+before       rate and weight decay by the rules for text that is read once, at each number of epochs of --before
 after        all by the rules, at --epochs
+old rate     after, with the rate of before
 old decay    after, with the weight decay of before
 dropout      after, with dropout 0.1 and a third of the weight decay
 student      one model of that size, taught by --models others of other seeds: all trained as after
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="the same for every run")
     parser.add_argument("--before", default="4,8", help="epochs of the rows of before")
     parser.add_argument("--epochs", default="16", help="epochs of all other rows")
+    parser.add_argument("--row", action="append", help="all of the above, if none is given")
     parser.add_argument("--models", type=int, default=0, help="teachers of the student; 0 for no such row")
     parser.add_argument("--seeds", default="1234")
     parser.add_argument("--core", type=int, default=0, help="the core that computes")
@@ -74,14 +76,18 @@ def main() -> None:
 
 
 def rows(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """The rows: name, epochs, settings that are not left to the rules."""
-    for epochs in options.before.split(","):
-        yield "before", epochs, {"weight_decay": OF_FRESH_TEXT}
-    yield "after", options.epochs, {}
-    yield "old decay", options.epochs, {"weight_decay": OF_FRESH_TEXT}
-    yield "dropout", options.epochs, {"dropout": "0.1", "weight_decay": A_THIRD}
-    if options.models:
-        yield f"student of {options.models}", options.epochs, {}
+    """The rows that are asked for: name, epochs, settings that are not left to the rules."""
+    changes = {
+        "before": {"lr": OF_FRESH_TEXT, "weight_decay": OF_FRESH_TEXT},
+        "after": {},
+        "old rate": {"lr": OF_FRESH_TEXT},
+        "old decay": {"weight_decay": OF_FRESH_TEXT},
+        "dropout": {"dropout": "0.1", "weight_decay": A_THIRD},
+        "student": {},
+    }
+    for row in options.row or [row for row in changes if row != "student" or options.models]:
+        for epochs in (options.before if row == "before" else options.epochs).split(","):
+            yield f"student of {options.models}" if row == "student" else row, epochs, changes[row]
 
 
 def finished(out: Path) -> dict[str, dict[str, Any]]:
@@ -93,8 +99,7 @@ def finished(out: Path) -> dict[str, dict[str, Any]]:
 
 def trained(options: argparse.Namespace, config: Path, settings: dict[str, str], row: str, run: Path) -> float:
     """Train a run in a folder, of a student its teachers first; return its bits per byte."""
-    settings = {**settings, "output_model_dir": str(run)}
-    settings["weight_decay"] = decay(config, settings)
+    settings = resolved_here(config, {**settings, "output_model_dir": str(run)})
     given, run_dir = [f"{key}={value}" for key, value in settings.items()], run
     if row.startswith("student"):
         command = ["bash", ensemble.write(config, given, options.models, commands)]
@@ -122,15 +127,18 @@ def commands(path: Path, config: PretrainConfig) -> list[str]:
     return [f"bash {steps[0]} --config {path}", f"bash {steps[1]} {made}"]
 
 
-def decay(config: Path, settings: dict[str, str]) -> str:
-    """The weight decay of a run: that of a run whose text were read once, or a third of the rule's, where so named."""
-    given = [f"{key}={value}" for key, value in {**settings, "weight_decay": "auto"}.items()]
-    requested = load(PretrainConfig, config, given)
+def resolved_here(config: Path, settings: dict[str, str]) -> dict[str, str]:
+    """Settings with values for those that name one: that of a run whose text is read once, or a third of the rule's."""
+    named = {key: value for key, value in settings.items() if value in (OF_FRESH_TEXT, A_THIRD)}
+    left = {**settings, **dict.fromkeys(named, "auto")}
+    requested = load(PretrainConfig, config, [f"{key}={value}" for key, value in left.items()])
     plan = run_plan.make_plan(requested)
     extent = extent_of(plan.data.training)
     fresh, _ = recipe.resolve(requested, plan.shape, lambda given: num_samples(given, *extent))
-    named = {OF_FRESH_TEXT: fresh.weight_decay, A_THIRD: resolved(plan.resolved.weight_decay) / 3}
-    return str(named.get(settings["weight_decay"], settings["weight_decay"]))
+    for key, name in named.items():
+        value = getattr(fresh, key) if name == OF_FRESH_TEXT else resolved(getattr(plan.resolved, key)) / 3
+        settings[key] = str(value)
+    return settings
 
 
 def table(results: list[dict[str, Any]]) -> Iterator[str]:

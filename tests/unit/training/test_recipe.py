@@ -109,8 +109,8 @@ def test_the_rate_rises_where_weights_are_averaged_over_few_steps() -> None:
         return float(recipe.resolve(changed, shape, lambda _: samples, samples_per_epoch=samples / epochs)[0].lr)
 
     assert lr(1) == lr(6) == pytest.approx(0.0043), "averaged over more than 200 steps"
-    assert lr(16) == pytest.approx(0.0043 * (200 / (977 * 12 / 256)) ** 0.5, rel=0.02)
-    assert lr(40) == pytest.approx(2.5 * 0.0043, rel=0.03) == lr(80), "by the square root 5.2 times"
+    assert lr(12) == pytest.approx(0.0043 * (200 / (977 * 12 / 144)) ** 0.5, rel=0.02)
+    assert lr(16) == pytest.approx(1.8 * 0.0043, rel=0.03) == lr(80), "by the square root 2.1 and 10 times"
     assert lr(16, optimizer="adamw") == lr(1, optimizer="adamw")
     assert lr(16, init_from="models/trained") == lr(1), "where nothing was measured"
 

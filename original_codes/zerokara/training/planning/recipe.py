@@ -15,7 +15,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.settings import resolved
 from zerokara.model.shapes import ModelShape
 
-VERSION = 8
+VERSION = 9
 """Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
 TRIED_EPOCHS = 16
 """Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
@@ -27,7 +27,7 @@ MIN_BATCH = 8
 MAX_ADAMW_LR = 4e-3
 """StepLaw was fitted from 215M parameters on; below some 10M it asks for rates at which AdamW is no longer stable."""
 MUON_LR, MUON_WIDTH, MUON_EXPONENT = 7.2e-3, 128, 0.75
-MUON_STEPS, MAX_FASTER = 200, 2.5
+MUON_STEPS, MAX_FASTER = 200, 1.8
 """The rate is for weights that are averaged over so many steps or more; over fewer it rises by the square root, up to
 so many times."""
 MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
