@@ -259,7 +259,7 @@ def _differences(
     held = {name: each for name, each in stored.items() if not model_folder.BUFFERS.search(name)}
     wrong = [f"{name}: has numbers of type {each.dtype}" for name, each in held.items() if each.dtype not in _FLOATS]
     shapes = {name: tuple(each.shape) for name, each in held.items()}
-    wrong += weight_rules.offenders(families.rules_for(shape), shape.parameter_shapes(), shapes, shape)
+    wrong += weight_rules.offenders(families.rules_for(shape), shapes, shape)
     rule = f"holds other weights than those of its config.json ({len(wrong)} faults): {'; '.join(wrong[:3])}"
     remedy = "download the folder again, or save it with save_pretrained of the model that computes all of them"
     return [fault("init_from", rule, remedy)] if wrong else []

@@ -3,11 +3,12 @@
 tests/numerics/test_export_logits.py proves all transforms to HF, test_from_hf.py that they come back.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from zerokara.base.errors import RunError
 from zerokara.huggingface import families, weight_rules
-from zerokara.huggingface.weight_rules import WeightRule
 from zerokara.model.shapes import ModelShape
 
 # 4 heads and 2 kv heads of width 1: every row of linear_qkv is one head.
@@ -15,18 +16,23 @@ TINY = ModelShape("llama", 2, 4, 4, 2, 3, 8, 5, True, 1e4, 1e-5, 0.02)
 
 
 def test_all_offenders_are_listed_at_once() -> None:
-    table = [
-        WeightRule(*each) for each in (("a", ("A",)), ("b", ("B",)), ("gone", ("C",)), ("d", ("A",)), ("e", ("E",)))
-    ]
-    table.append(WeightRule("fc", ("gate", "up"), weight_rules.GATE_AND_UP))
-    ours = {"a": (2,), "b": (2, 2), "surplus": (1,), "d": (2,), "e": (1,), "fc": (4, 2)}
-    hf = {"A": (2,), "B": (3, 2), "C": (1,), "unfilled": (1,), "gate": (2, 2), "up": (2, 3)}
-    offenders = weight_rules.offenders(table, ours, hf, TINY)
-    assert sorted(line.partition(":")[0] for line in offenders) == [
-        "A", "E", "b", "gate, up", "gone", "surplus", "unfilled",
-    ]  # fmt: skip
-    (shapes,) = (line for line in offenders if line.startswith("b:"))
-    assert "[2, 2]" in shapes and "[3, 2]" in shapes
+    rules = families.rules_for(TINY)
+    made = dict(weight_rules.check(rules, TINY.parameter_shapes(), TINY))
+    assert not weight_rules.offenders(rules, made, TINY)
+    layer = "model.layers.1."
+    del made[layer + "self_attn.q_proj.weight"]
+    wrong = {layer + "mlp.up_proj.weight": (3, 5), layer + "self_attn.k_proj.weight": (4, 4), "surplus": (1,)}
+    rules[-1] = replace(rules[-1], hf=rules[0].hf)  # the last norm: its own tensor is left over, the embedding is two
+    offenders = weight_rules.offenders(rules, made | wrong, TINY)
+    assert sorted({line.partition(":")[0] for line in offenders}) == sorted(
+        [*wrong, layer + "self_attn.q_proj.weight", "model.norm.weight", "model.embed_tokens.weight"]
+    )
+    (shapes,) = (line for line in offenders if line.startswith(layer + "mlp.up_proj.weight"))
+    assert "[3, 5]" in shapes and "[3, 4]" in shapes
+
+
+def test_heads_that_cannot_share_are_an_offender() -> None:
+    assert len(weight_rules.offenders(families.rules_for(TINY), {}, replace(TINY, num_kv_heads=3))) == 1
 
 
 def test_other_weights_than_the_shapes_are_listed() -> None:
