@@ -86,7 +86,7 @@ def answer(
             model,
             [ids[number] for number in asked],
             max_new_tokens=max_new_tokens,
-            eos_id=ends,
+            end_ids=ends,
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0],
             progress=progress,
         )

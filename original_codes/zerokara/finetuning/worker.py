@@ -91,7 +91,7 @@ class TaskValidation:
                     model,
                     [prompts[number] for number in part],
                     max_new_tokens=self._max_new_tokens,
-                    eos_id=self._end_ids,
+                    end_ids=self._end_ids,
                     pad_id=self._plan.encoder.pad_id,
                     progress=progress,
                 )

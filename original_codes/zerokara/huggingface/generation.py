@@ -56,8 +56,8 @@ def generate(
     model: Any,
     prompts: Sequence[Sequence[int]],
     *,
-    max_new_tokens: int | Sequence[int],
-    eos_id: int | Sequence[int],
+    max_new_tokens: int,
+    end_ids: Sequence[int],
     pad_id: int,
     sampling: Sampling | None = None,
     progress: Progress | None = None,
@@ -65,28 +65,26 @@ def generate(
     """Continue each prompt.
 
     For an encoder-decoder a prompt is the encoder's input, with its end token; else it is what stands before the first
-    new token. `max_new_tokens` is one limit, or one for each prompt; a decoder's context length limits it further.
-    Without an `eos_id` nothing ends before its limit. `progress` advances by one for each prompt.
+    new token. A decoder's context length limits `max_new_tokens` further. Without `end_ids` nothing ends before its
+    limit. `progress` advances by one for each prompt.
 
     Raises:
         RunError: a prompt is empty, or longer than the context; names its number, counted from 0.
     """
     assert not model.training, "dropout would make the result random"
-    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
-    ends = [eos_id] if isinstance(eos_id, int) else list(eos_id)
+    limits = [max_new_tokens] * len(prompts)
     if (context := context_length(model)) is not None:
-        limits = [min(limit, context + 1 - len(prompt)) for prompt, limit in zip(prompts, limits, strict=True)]
+        limits = [min(max_new_tokens, context + 1 - len(prompt)) for prompt in prompts]
     for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         if not len(prompt) or limit < 1:
             longest = "" if context is None else f", and no more than the context length, {context}"
             raise RunError(f"prompt {number} has {len(prompt)} tokens; a prompt must have at least one{longest}")
     results: dict[int, Generated] = {}
-    lengths = [len(prompt) for prompt in prompts]
-    with _settings(model, ends, pad_id, sampling), torch.inference_mode():
-        for batch in _batches(lengths, limits, context):
-            written = _continued(model, [prompts[number] for number in batch], max(limits[i] for i in batch), pad_id)
+    with _settings(model, end_ids, pad_id, sampling), torch.inference_mode():
+        for batch in _batches(list(map(len, prompts)), limits, context):
+            written = _continued(model, [prompts[number] for number in batch], limits[batch[-1]], pad_id)
             for number, new in zip(batch, written, strict=True):
-                ids = list(takewhile(lambda token: token not in ends, new[: limits[number]]))
+                ids = list(takewhile(lambda token: token not in end_ids, new[: limits[number]]))
                 results[number] = Generated(ids, stopped=len(ids) < limits[number])
             if progress is not None:
                 progress.advance(len(batch))
@@ -104,10 +102,10 @@ def context_length(model: Any) -> int | None:
 def _batches(lengths: Sequence[int], limits: Sequence[int], context: int | None) -> Iterator[list[int]]:
     """Numbers of prompts of like lengths, the longest first: what needs most memory runs first."""
     batch: list[int] = []
-    for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], -limits[number], number)):
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         if batch:
-            # A whole batch takes as many steps as its row with the highest limit.
-            length = lengths[batch[0]] + max(limits[each] for each in (*batch, number))
+            # A whole batch takes as many steps as its row with the highest limit: the shortest, which is its last.
+            length = lengths[batch[0]] + limits[number]
             full = len(batch) >= MAX_BATCH_SIZE or length * (len(batch) + 1) > BATCH_TOKENS
             # A row that has ended is computed on; learned positions have none after the last.
             if full or (context is not None and length > context + 1):
@@ -150,7 +148,7 @@ def arguments(
 
 
 @contextmanager
-def _settings(model: Any, ends: list[int], pad_id: int, sampling: Sampling | None) -> Iterator[None]:
+def _settings(model: Any, end_ids: Sequence[int], pad_id: int, sampling: Sampling | None) -> Iterator[None]:
     """Give the model these settings alone; transformers' `generate` merges its arguments with the model's own."""
     from transformers import GenerationConfig
 
@@ -160,7 +158,7 @@ def _settings(model: Any, ends: list[int], pad_id: int, sampling: Sampling | Non
     model.generation_config = GenerationConfig(
         do_sample=sampling is not None,
         use_cache=True,
-        eos_token_id=ends or None,
+        eos_token_id=list(end_ids) or None,
         pad_token_id=pad_id,
         # Newer files have it in generation_config.json, older ones in config.json.
         decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None) if start is None else start,

@@ -14,7 +14,7 @@ Shape suffixes: B batch, S sequence, V real vocabulary.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -147,15 +147,13 @@ def _exported(
     model = model.to(device()).eval()
     faults = [f"loading reports {fault}" for fault in loading_faults]
     is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    for name, value, must in (
-        ("tied output matrix", is_tied, shape.tie_word_embeddings),
-        ("tie_word_embeddings in config.json", family.config_is_tied(model.config), shape.tie_word_embeddings),
-    ):
-        if value != must:
-            faults.append(f"{name} is {value}, must be {must}")
+    said_tied = family.config_is_tied(model.config)
+    for name, value in (("tied output matrix", is_tied), ("tie_word_embeddings in config.json", said_tied)):
+        if value != shape.tie_word_embeddings:
+            faults.append(f"{name} is {value}, must be {shape.tie_word_embeddings}")
     new_tokens = num_new_tokens(shape)
     pad_id = model.generation_config.pad_token_id or 0
-    continued = partial(generation.generate, model, max_new_tokens=new_tokens, eos_id=(), pad_id=pad_id)
+    continued = partial(generation.generate, model, max_new_tokens=new_tokens, end_ids=(), pad_id=pad_id)
     rows = [prompt.encoder_ids or prompt.decoder_ids for prompt in prompts]
     passes = 1 + 2 * new_tokens
     with layer_by_layer(model, lambda _, parameter: parameter.detach(), "proof, exported model", passes):
@@ -270,19 +268,15 @@ def layer_by_layer(
     inside = {id(module) for layer in layers for module in layer.modules()}
     outside = fill(module for module in model.modules() if id(module) not in inside)
     computing: list[tuple[Module, str, Parameter]] = []
-    with Progress(label, len(layers) * num_passes, unit="layer") as progress:
+    with Progress(label, len(layers) * num_passes, unit="layer") as progress, ExitStack() as stack:
 
         def after(*_: Any) -> None:
             restore(computing)
             progress.advance()
 
-        hooks = [
-            layer.register_forward_pre_hook(lambda own, _: computing.extend(fill(own.modules()))) for layer in layers
-        ]
-        hooks += [layer.register_forward_hook(after) for layer in layers]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            restore(computing + outside)
+        stack.callback(restore, outside)
+        stack.callback(restore, computing)  # that of a layer whose pass was interrupted
+        for layer in layers:
+            stack.enter_context(layer.register_forward_pre_hook(lambda own, _: computing.extend(fill(own.modules()))))
+            stack.enter_context(layer.register_forward_hook(after))
+        yield

@@ -20,7 +20,7 @@ configuration. Switch's class has only a number of sparse layers, and puts them 
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from zerokara.huggingface.weight_rules import (
     EXPERTS,
@@ -193,16 +193,14 @@ OLMO2 = replace(
 )
 
 
-def _experts(
-    block: str, gate: str, up: str, down: str, layers: Literal["all", "sparse"] = "all"
-) -> tuple[WeightRule, ...]:
+def _experts(block: str, gate: str, up: str, down: str) -> tuple[WeightRule, ...]:
     """Rules for router and experts, by the class's names of their module and matrices."""
     expert = f"{_HF}{block}.experts.{{e}}"
     gates_and_ups = (f"{expert}.{gate}.weight", f"{expert}.{up}.weight")
     return (
-        WeightRule(_OURS + "mlp.router.weight", (f"{_HF}{block}.gate.weight",), layers=layers),
-        WeightRule(_OURS + "mlp.experts_fc1.weight", gates_and_ups, EXPERTS_GATE_AND_UP, layers),
-        WeightRule(_OURS + "mlp.experts_fc2.weight", (f"{expert}.{down}.weight",), EXPERTS, layers),
+        WeightRule(_OURS + "mlp.router.weight", (f"{_HF}{block}.gate.weight",), layers="sparse"),
+        WeightRule(_OURS + "mlp.experts_fc1.weight", gates_and_ups, EXPERTS_GATE_AND_UP, "sparse"),
+        WeightRule(_OURS + "mlp.experts_fc2.weight", (f"{expert}.{down}.weight",), EXPERTS, "sparse"),
     )
 
 
@@ -245,7 +243,7 @@ QWEN3_MOE = replace(
     class_name="Qwen3MoeForCausalLM",
     rules=(
         *(replace(rule, layers="dense") if ".mlp." in rule.ours else rule for rule in QWEN3.rules),
-        *_experts("mlp", "gate_proj", "up_proj", "down_proj", layers="sparse"),
+        *_experts("mlp", "gate_proj", "up_proj", "down_proj"),
     ),
     settings={
         **QWEN3.settings,
