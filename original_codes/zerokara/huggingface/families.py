@@ -62,6 +62,7 @@ def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
         reduce(lambda inner, name: inner.setdefault(name, {}), outer, values)[key] = value
     config = AutoConfig.for_model(
         family.model_type,
+        architectures=[family.class_name],
         vocab_size=shape.vocab_size,
         tie_word_embeddings=shape.tie_word_embeddings,
         bos_token_id=special.bos,
@@ -72,7 +73,6 @@ def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:
         **({"decoder_start_token_id": special.pad} if family.is_encoder_decoder else {}),
         **values,
     )
-    config.architectures = [family.class_name]
     config.tie_word_embeddings = shape.tie_word_embeddings  # T5Config sets it to true, whatever is passed
     return config
 

@@ -4,9 +4,6 @@ Its configuration must equal ours, setting by setting, and its tokenizer must ma
 otherwise its weights mean nothing here. Only the context length of rotary positions may be another. Both are checked
 before training starts; `settings_of` reads the settings from the folder, so that nobody has to copy them. The weights
 are converted by the inverses of the rules that export them, so that a round trip loses no bit.
-
-A folder may come from anyone, and nothing in it is run: no code that its files name (``auto_map``), and no pickle.
-Weights are read from safetensors alone.
 """
 
 import re
@@ -75,7 +72,7 @@ def check_source(
         raise UserError(fault("architecture", rule, f"set architecture: {name}" if name else _KNOWN))
     faults = _differences(folder, shape, hf_config, stored, fault)
     if new_embeddings == "none":
-        faults += _differing_pieces(folder, hf_config.vocab_size, encoder, shape.vocab_size, fault)
+        faults += _differing_pieces(folder, hf_config.vocab_size, encoder, fault)
     refuse(faults)
     return vocabulary_of(folder, encoder, new_embeddings)
 
@@ -126,16 +123,14 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
     family = families.FAMILIES[name]
     found = {
         ours: _value_of(config, key) for key, ours in family.settings.items() if ours in ModelSettings.model_fields
+    } | {
+        "head_dim": getattr(config, "head_dim", None),
+        "moe_layers": family.moe_layers(config) or None,
+        "rope_scaling": _rope_scaling(folder, config),
     }
-    if (head_dim := getattr(config, "head_dim", None)) is not None:
-        found["head_dim"] = head_dim
     values = {ours: value for ours, value in found.items() if value is not None}
     if "ffn_hidden_size" not in values and "moe_ffn_hidden_size" in values:  # every layer has experts
         values["ffn_hidden_size"] = values["moe_ffn_hidden_size"]
-    if layers := family.moe_layers(config):
-        values["moe_layers"] = layers
-    if scaling := _rope_scaling(folder, config):
-        values["rope_scaling"] = scaling
     if "seq_len" not in values:  # the tokenizer may say it
         longest = read_json(folder / CONFIG_NAME).get("model_max_length")
         has_limit = isinstance(longest, int | float) and 0 < longest <= _MAX_CONTEXT
@@ -156,7 +151,7 @@ def teacher_of(folder: Path, encoder: Encoder, fault: SettingFault) -> ModelShap
     shape = ModelShape.from_config(ModelSettings(**settings_of(folder, fault)), encoder.vocab_size)
     if shape.traits.is_encoder_decoder:
         raise UserError(fault("init_from", "holds an encoder-decoder", "a teacher is a decoder"))
-    refuse(_differing_pieces(folder, _read_config(folder).vocab_size, encoder, shape.vocab_size, fault))
+    refuse(_differing_pieces(folder, _read_config(folder).vocab_size, encoder, fault))
     return shape
 
 
@@ -299,11 +294,12 @@ def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: 
         yield Fault(str(folder / "config.json"), rule, "layer_types", min(others))
 
 
-def _differing_pieces(folder: Path, theirs: int, encoder: Encoder, ours: int, fault: SettingFault) -> Iterator[Fault]:
+def _differing_pieces(folder: Path, theirs: int, encoder: Encoder, fault: SettingFault) -> Iterator[Fault]:
     """Faults where an id of the folder's model, which has `theirs`, is another piece than in our tokenizer, or none."""
     same = "name the tokenizer of that model; step 3 takes another with new_embeddings: mean_of_pieces, after step 2"
-    if rule := tokenizer_proof.without_rows(encoder.pieces, theirs):
-        yield fault("input_tokenizer_file", f"has {ours:,} pieces, the model in {folder} {theirs:,}: {rule}", RESIZE)
+    if without := tokenizer_proof.without_rows(encoder.pieces, theirs):
+        rule = f"has {encoder.vocab_size:,} pieces, the model in {folder} {theirs:,}: {without}"
+        yield fault("input_tokenizer_file", rule, RESIZE)
         return
     try:
         tokenizer = tokenizer_proof.load(folder)
@@ -312,7 +308,7 @@ def _differing_pieces(folder: Path, theirs: int, encoder: Encoder, ours: int, fa
         yield fault("init_from", rule, "its tokenizer is needed to compare the ids")
         return
     named = [name or "" for name in tokenizer.convert_ids_to_tokens(list(range(theirs)))]
-    pieces = [*encoder.pieces, *[""] * (theirs - ours)]
+    pieces = [*encoder.pieces, *[""] * (theirs - encoder.vocab_size)]
     if differing := [token for token, name in enumerate(named) if name != pieces[token]]:
         first = differing[0]
         rule = (

@@ -11,7 +11,7 @@ a second end token would change what is measured.
 Shape suffixes: B batch, S longest prompt, R longest input of an encoder, T new tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -31,6 +31,7 @@ values are 2 · layers · kv heads · head_dim numbers: in a model of 6 layers a
 a batch."""
 MAX_BATCH_SIZE = 256
 """A batch runs until its last row has ended; more rows gain little, and wait longer for that one."""
+_SEED = 1234
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,6 @@ class Generated:
     """True if it ended with an end token, False if it was cut at its limit."""
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Settings to draw the next token by, instead of the arg max."""
-
-    temperature: float
-    top_p: float
-    seed: int
-
-
 def generate(
     model: Any,
     prompts: Sequence[Sequence[int]],
@@ -59,14 +51,15 @@ def generate(
     max_new_tokens: int,
     end_ids: Sequence[int],
     pad_id: int,
-    sampling: Sampling | None = None,
+    sampling: Mapping[str, float] | None = None,
     progress: Progress | None = None,
 ) -> list[Generated]:
     """Continue each prompt.
 
     For an encoder-decoder a prompt is the encoder's input, with its end token; else it is what stands before the first
     new token. A decoder's context length limits `max_new_tokens` further. Without `end_ids` nothing ends before its
-    limit. `progress` advances by one for each prompt.
+    limit. `sampling` are the settings (`temperature`, `top_p`) to draw tokens by, instead of the arg max. `progress`
+    advances by one for each prompt.
 
     Raises:
         RunError: a prompt is empty, or longer than the context; names its number, counted from 0.
@@ -148,13 +141,12 @@ def arguments(
 
 
 @contextmanager
-def _settings(model: Any, end_ids: Sequence[int], pad_id: int, sampling: Sampling | None) -> Iterator[None]:
+def _settings(model: Any, end_ids: Sequence[int], pad_id: int, sampling: Mapping[str, float] | None) -> Iterator[None]:
     """Give the model these settings alone; transformers' `generate` merges its arguments with the model's own."""
     from transformers import GenerationConfig
 
     own = model.generation_config
     start = getattr(own, "decoder_start_token_id", None)
-    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0} if sampling else {}
     model.generation_config = GenerationConfig(
         do_sample=sampling is not None,
         use_cache=True,
@@ -162,12 +154,12 @@ def _settings(model: Any, end_ids: Sequence[int], pad_id: int, sampling: Samplin
         pad_token_id=pad_id,
         # Newer files have it in generation_config.json, older ones in config.json.
         decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None) if start is None else start,
-        **drawn,
+        **({"top_k": 0, **sampling} if sampling else {}),
     )
     try:
         with torch.random.fork_rng(enabled=sampling is not None):
             if sampling is not None:
-                torch.manual_seed(sampling.seed)
+                torch.manual_seed(_SEED)
             yield
     finally:
         model.generation_config = own

@@ -28,7 +28,6 @@ from torch.nn import Module, Parameter
 from zerokara.base.errors import RunError
 from zerokara.base.progress import Progress
 from zerokara.huggingface import families, generation
-from zerokara.huggingface.generation import Sampling
 from zerokara.huggingface.tokenizer_proof import Proof
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
@@ -50,7 +49,7 @@ BF16_SHARE = 4
 MIN_NEW_TOKENS, MAX_NEW_TOKENS = 20, 60
 WEIGHTS_BUDGET = 24e9
 """Weights that a continuation may read: 24 tokens of a model of a billion take ten seconds on two cores."""
-SAMPLING = Sampling(temperature=0.7, top_p=0.9, seed=1234)
+SAMPLING = {"temperature": 0.7, "top_p": 0.9}
 _LAYER = re.compile(r"(.+\.)?(layers|h|block)\.\d+")
 """Names of the layers, in our models and in those of transformers."""
 

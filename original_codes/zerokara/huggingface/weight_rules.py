@@ -47,11 +47,11 @@ def _padded_rows(parts: Parts, shape: ModelShape) -> Tensor:
     return torch.cat((rows_VD, padding))
 
 
-def _by_kind(ours: Tensor, shape: ModelShape, sizes: Sequence[int]) -> Parts:
+def _by_kind(ours: Tensor, shape: ModelShape, sizes: tuple[int, ...]) -> Parts:
     """megatron-core orders rows by kv head: its query heads, if there are any, then its key, then its value."""
     rest = ours.shape[1:]
     grouped = ours.reshape(shape.num_kv_heads, sum(sizes), shape.head_dim, *rest)
-    return tuple(part.reshape(-1, *rest) for part in grouped.split(tuple(sizes), dim=1))
+    return tuple(part.reshape(-1, *rest) for part in grouped.split(sizes, dim=1))
 
 
 def _queries_keys_values(ours: Tensor, shape: ModelShape) -> Parts:
@@ -65,15 +65,13 @@ def _grouped(parts: Parts, shape: ModelShape) -> Tensor:
 
 
 def _one_qkv(ours: Tensor, shape: ModelShape) -> Parts:
-    """All queries, then all keys, then all values, in one tensor (GPT-2's ``c_attn``); a weight is transposed."""
-    joined = torch.cat(_queries_keys_values(ours, shape))
-    return (joined.t(),) if joined.dim() == 2 else (joined,)
+    """All queries, then all keys, then all values, in one tensor (GPT-2's ``c_attn``), transposed."""
+    return (torch.cat(_queries_keys_values(ours, shape)).t(),)
 
 
 def _one_qkv_back(parts: Parts, shape: ModelShape) -> Tensor:
-    joined = parts[0].t() if parts[0].dim() == 2 else parts[0]
     query_rows, key_rows = shape.query_projection_size, shape.kv_projection_size
-    return _grouped(joined.split((query_rows, key_rows, key_rows)), shape)
+    return _grouped(parts[0].t().split((query_rows, key_rows, key_rows)), shape)
 
 
 def _halves_of_each_expert(ours: Tensor, shape: ModelShape) -> Parts:
@@ -89,7 +87,7 @@ def _halves_of_each_expert_back(parts: Parts, shape: ModelShape) -> Tensor:
 
 SAME = Transform(lambda ours, shape: (ours,), lambda parts, shape: parts[0])
 TRANSPOSED = Transform(lambda ours, shape: (ours.t(),), lambda parts, shape: parts[0].t())
-"""GPT-2's ``Conv1D`` keeps [in, out] where a linear layer keeps [out, in]."""
+"""GPT-2's ``Conv1D`` keeps [in, out] where a linear layer keeps [out, in]; `t` leaves a bias as it is."""
 VOCABULARY = Transform(_real_rows, _padded_rows)
 """[P, D] ↔ [V, D]."""
 COPIED_VOCABULARY = Transform(lambda ours, shape: _real_rows(ours, shape) * 3, _padded_rows)

@@ -12,6 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
 from zerokara.base import progress
 from zerokara.config.model import ARCHITECTURES
 from zerokara.examples import facts as finetuning_facts
@@ -90,8 +92,6 @@ def _data(source: "CheckpointSource") -> dict[str, Any]:
 
 def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license: str) -> str:
     """Write the card; `name` is the repository (``user/name``) or the folder to load the model from."""
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
-
     facts = {"data": None, "finetuning": None, "samples": [], **facts}
     model, finetuning, samples, title = facts["model"], facts["finetuning"], facts["samples"], name.rpartition("/")[2]
     is_causal = model["task"] == "text-generation"  # text2text-generation has no pipeline since transformers 5

@@ -58,10 +58,9 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         if chat_template is not None:
             ends = ChatTemplate(chat_template, str(path), tokenizer_proof.load(partial), is_encoder_decoder).end_ids
         bos = encoder.bos_id if encoder.bos_id >= 0 else None
-        others = tuple(end for end in ends if end != encoder.eos_id)
-        special = families.SpecialIds(bos, encoder.eos_id, encoder.pad_id, others)
-        written_as, generation = (settings.dtype, settings.max_shard_size), source.state.facts.get("generation")
-        outputs = to_hf.write_model(partial, weights, shape, special, *written_as, generation)
+        special = families.SpecialIds(bos, encoder.eos_id, encoder.pad_id, tuple(ends))
+        carried = source.state.facts.get("generation")
+        outputs = to_hf.write_model(partial, weights, shape, special, settings.dtype, settings.max_shard_size, carried)
         outputs["tokenizer"] = tokenizer_files
         lap("writing")
         tokenizer = tokenizer_proof.load(partial)  # beside config.json, which may say what it is

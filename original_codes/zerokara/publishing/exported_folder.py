@@ -14,7 +14,7 @@ from zerokara.base.progress import bytes_text
 from zerokara.base.resources import free_bytes
 from zerokara.config.loading import RESOLVED_NAME, load_run
 from zerokara.examples import facts
-from zerokara.tokens.indexed import TokenPaths
+from zerokara.tokens.indexed import IndexedTokens, TokenPaths
 
 if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
     from zerokara.config.convert_config import ConvertConfig, ConvertSettings
@@ -176,8 +176,6 @@ def validation_text(
     `run_dir` is the run folder, or a checkpoint in it, that `model_dir` was exported from. The documents are those that
     the model was validated on only if the hash of the training tokens is the one in the export's manifest.
     """
-    from zerokara.tokens.indexed import IndexedTokens
-
     folder = run_dir if (run_dir / RESOLVED_NAME).is_file() else run_dir.parent
     try:
         prefix = load_run(folder / RESOLVED_NAME).output_prefix

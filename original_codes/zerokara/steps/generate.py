@@ -49,7 +49,7 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
     torch.manual_seed(torch.seed() if options.seed is None else options.seed)
     own, settings = model.model.generation_config.to_diff_dict(), dict[str, Any]()
     if not own.get("do_sample"):  # as after a pretraining: drawn as step 4's samples are
-        settings = {"do_sample": True, "temperature": SAMPLING.temperature, "top_p": SAMPLING.top_p}
+        settings = {"do_sample": True, **SAMPLING}
     if options.temperature is not None:
         settings = {**settings, "temperature": options.temperature} if options.temperature else {"do_sample": False}
     unused = () if {**own, **settings}.get("do_sample") else ("temperature", "top_k", "top_p")
