@@ -14,6 +14,7 @@ In: the pairs of source and target that a model is trained on, and the test data
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from statistics import mode
 from typing import Any
 
 from zerokara.base.progress import log
@@ -53,9 +54,7 @@ def for_texts(train: Sequence[Pair], sources: Sequence[str]) -> Iterator[NamedOu
 
 def majority(references: Sequence[str]) -> list[str]:
     """The most frequent of the references, for each; of several, the first in the alphabet."""
-    counts = Counter(references)
-    best = min(counts, key=lambda reference: (-counts[reference], reference))
-    return [best] * len(references)
+    return [mode(sorted(references))] * len(references)
 
 
 def classified(

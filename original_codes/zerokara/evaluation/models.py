@@ -1,8 +1,7 @@
 """Hugging Face folders → models to measure, each loaded once, at most one in memory at a time.
 
 In: folders of any origin. Out: `LoadedModel`, with the tokenizer at once and the weights when they are first asked for;
-asking another model for its weights frees those before. Weights come from safetensors on this machine only; no code of
-a folder is run.
+asking another model for its weights frees those before. They are loaded by `families.load_model`.
 """
 
 import json
@@ -122,7 +121,7 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(Fault("device", "there is no GPU that torch can use", value=device, remedy="set device: auto"))
     place = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    dtype = families.TORCH_DTYPES[precision]
     faults: list[Fault] = []
     opened: list[LoadedModel] = []
     for folder, name in zip(folders, short_names(folders), strict=True):

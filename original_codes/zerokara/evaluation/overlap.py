@@ -8,8 +8,6 @@ A text of an example overlaps another text
 
 Tokens are those of `corpus.token_hashes`: words in lower case, or single characters in scripts without spaces.
 13 is the length that the GPT-3 paper looks for (Brown et al. 2020, appendix C), 8 the least that it allows.
-
-With the indices of the examples found, a score without them stands beside the score of all.
 """
 
 from collections.abc import Iterable, Sequence

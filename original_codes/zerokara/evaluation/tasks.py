@@ -93,10 +93,7 @@ def measure_tasks(
 def sections(
     task: TaskData, answers: Mapping[str, Answers], overlaps: Mapping[str, Overlap], seed: int = 0
 ) -> Iterator[Section]:
-    """Yield the results of a task, given each model's answers by its name, and the overlaps by the other data's name.
-
-    The first section is the metric on all test examples; then comes the same without the examples that overlap.
-    """
+    """Yield the results of a task, given the answers by model, and the overlaps by the name of the other data."""
     metric = scoring.METRICS[task.metric]
     measures = {name: metric(each.outputs, task.references) for name, each in answers.items()}
     log(f"{task.name}: computing baselines from {plural(len(task.train), 'training example')}")

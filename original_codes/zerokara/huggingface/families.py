@@ -48,7 +48,7 @@ def rules_for(shape: ModelShape) -> list[WeightRule]:
     if family.stores_copies and not shape.tie_word_embeddings:
         first, *others = table
         table = (replace(first, hf=(*first.hf, *family.copies), transform=COPIED_VOCABULARY), *others)
-    return weight_rules.expand(table, shape.num_layers, shape.moe_layers, shape.num_experts)
+    return weight_rules.expand(table, shape)
 
 
 def hf_config(shape: ModelShape, special: SpecialIds, dtype: str) -> Any:

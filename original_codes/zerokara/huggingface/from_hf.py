@@ -274,9 +274,8 @@ def _differing_settings(folder: Path, shape: ModelShape, hf_config: Any, fault: 
         text = value_text(scaling)
         yield fault("rope_scaling", f"the model of init_from has {text}", f"set rope_scaling: {text}")
     for key, expected in ours.items():
-        if key in left_out or (key.startswith("rope_parameters.") and key not in settings):
-            continue
-        if (value := _value_of(hf_config, key)) == expected:
+        is_left_out = key in left_out or (key.startswith("rope_parameters.") and key not in settings)
+        if is_left_out or (value := _value_of(hf_config, key)) == expected:
             continue
         if key in settings:
             yield fault(settings[key], f"the model of init_from has {value}", f"set {settings[key]}: {value}")

@@ -164,17 +164,15 @@ QWEN3 = replace(
     fixed_values=_as_llama("mlp_bias", use_sliding_window=False),
 )
 
-
-def _smollm3_values(shape: ModelShape) -> dict[str, Any]:
-    rotated = [int(shape.traits.rotates(layer)) for layer in range(shape.num_layers)]
-    return {**_llama_values(shape), "use_sliding_window": False, "no_rope_layers": rotated}
-
-
 SMOLLM3 = replace(
     LLAMA,
     model_type="smollm3",
     class_name="SmolLM3ForCausalLM",
-    fixed_values=_smollm3_values,
+    fixed_values=lambda shape: {
+        **_llama_values(shape),
+        "use_sliding_window": False,
+        "no_rope_layers": [int(shape.traits.rotates(layer)) for layer in range(shape.num_layers)],
+    },
 )
 
 OLMO2 = replace(
@@ -222,15 +220,6 @@ MIXTRAL = replace(
 )
 
 
-def _qwen3_moe_values(shape: ModelShape) -> dict[str, Any]:
-    return {
-        **QWEN3.fixed_values(shape),
-        "norm_topk_prob": shape.experts_per_token > 1,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [layer for layer in range(shape.num_layers) if layer not in shape.moe_layers],
-    }
-
-
 def _qwen3_moe_layers(config: Any) -> tuple[int, ...]:
     step = config.decoder_sparse_step
     listed = config.mlp_only_layers or []
@@ -251,7 +240,12 @@ QWEN3_MOE = replace(
         "num_experts": "num_experts",
         "num_experts_per_tok": "experts_per_token",
     },
-    fixed_values=_qwen3_moe_values,
+    fixed_values=lambda shape: {
+        **QWEN3.fixed_values(shape),
+        "norm_topk_prob": shape.experts_per_token > 1,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [layer for layer in range(shape.num_layers) if layer not in shape.moe_layers],
+    },
     # transformers 4 reads the second name of this key only, and without it builds 128 experts.
     older_names={**QWEN3.older_names, "num_local_experts": "num_experts"},
     moe_layers=_qwen3_moe_layers,
@@ -266,15 +260,6 @@ def _attention(ours: str, hf: str, name: str, letters: str, transform: Transform
     )
 
 
-def _feed_forward(ours: str, hf: str) -> tuple[WeightRule, ...]:
-    gate_and_up = (f"{hf}.DenseReluDense.wi_0.weight", f"{hf}.DenseReluDense.wi_1.weight")
-    return (
-        WeightRule(f"{ours}.pre_mlp_layernorm.weight", (f"{hf}.layer_norm.weight",)),
-        WeightRule(f"{ours}.mlp.linear_fc1.weight", gate_and_up, GATE_AND_UP),
-        WeightRule(f"{ours}.mlp.linear_fc2.weight", (f"{hf}.DenseReluDense.wo.weight",)),
-    )
-
-
 def _stack(name: str) -> tuple[WeightRule, ...]:
     """Rules for the encoder or the decoder, its feed-forward layers with a gate."""
     ours, hf, across = f"{name}.layers.{{i}}", f"{name}.block.{{i}}.layer", tuple[WeightRule, ...]()
@@ -285,24 +270,18 @@ def _stack(name: str) -> tuple[WeightRule, ...]:
             WeightRule(f"{ours}.cross_attention.linear_q.weight", (f"{hf}.1.EncDecAttention.q.weight",)),
             *_attention(f"{ours}.cross_attention", f"{hf}.1.EncDecAttention", "linear_kv", "kv", KEY_VALUE),
         )
+    last = f"{hf}.{2 if across else 1}"
+    gate_and_up = (f"{last}.DenseReluDense.wi_0.weight", f"{last}.DenseReluDense.wi_1.weight")
     return (
         WeightRule(f"{name}_relative_pos_emb.{table}", (f"{name}.block.0.layer.0.SelfAttention.{table}",)),
         WeightRule(f"{ours}.input_layernorm.weight", (f"{hf}.0.layer_norm.weight",)),
         *_attention(f"{ours}.self_attention", f"{hf}.0.SelfAttention", "linear_qkv", "qkv", QUERY_KEY_VALUE),
         *across,
-        *_feed_forward(ours, f"{hf}.{2 if across else 1}"),
+        WeightRule(f"{ours}.pre_mlp_layernorm.weight", (f"{last}.layer_norm.weight",)),
+        WeightRule(f"{ours}.mlp.linear_fc1.weight", gate_and_up, GATE_AND_UP),
+        WeightRule(f"{ours}.mlp.linear_fc2.weight", (f"{last}.DenseReluDense.wo.weight",)),
         WeightRule(f"{name}.final_layernorm.weight", (f"{name}.final_layer_norm.weight",)),
     )
-
-
-def _t5_values(shape: ModelShape) -> dict[str, Any]:
-    return {
-        "num_decoder_layers": shape.num_layers,
-        # Ours are trained without dropout; 0 here, so that further training starts from the same arithmetic.
-        "dropout_rate": 0.0,
-        "initializer_factor": 1.0,
-        "feed_forward_proj": "gated-gelu",
-    }
 
 
 T5 = Family(
@@ -324,7 +303,13 @@ T5 = Family(
         "relative_attention_max_distance": "relative_attention_max_distance",
         "layer_norm_epsilon": "norm_epsilon",
     },
-    fixed_values=_t5_values,
+    fixed_values=lambda shape: {
+        "num_decoder_layers": shape.num_layers,
+        # Ours are trained without dropout; 0 here, so that further training starts from the same arithmetic.
+        "dropout_rate": 0.0,
+        "initializer_factor": 1.0,
+        "feed_forward_proj": "gated-gelu",
+    },
     copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
     config_is_tied=lambda config: bool(config.scale_decoder_outputs),
 )
@@ -340,19 +325,6 @@ def _switch_feed_forward(ours: str, hf: str) -> tuple[WeightRule, ...]:
         WeightRule(f"{ours}.mlp.experts_fc1.weight", (f"{expert}.wi.weight",), EXPERTS, layers="sparse"),
         WeightRule(f"{ours}.mlp.experts_fc2.weight", (f"{expert}.wo.weight",), EXPERTS, layers="sparse"),
     )
-
-
-def _switch_values(shape: ModelShape) -> dict[str, Any]:
-    return {
-        **{key: value for key, value in _t5_values(shape).items() if key != "feed_forward_proj"},
-        "dense_act_fn": "gelu_new",
-        "num_sparse_encoder_layers": len(shape.moe_layers),
-        "num_sparse_decoder_layers": len(shape.moe_layers),
-        "expert_capacity": 1 << 20,  # so high that no token is dropped
-        "router_bias": False,
-        "router_jitter_noise": 0.0,
-        "router_dtype": "float32",
-    }
 
 
 def _switch_moe_layers(config: Any) -> tuple[int, ...]:
@@ -372,7 +344,16 @@ SWITCH = Family(
         *_switch_feed_forward("decoder.layers.{i}", "decoder.block.{i}.layer.2"),
     ),
     settings={**T5.settings, "num_experts": "num_experts"},
-    fixed_values=_switch_values,
+    fixed_values=lambda shape: {
+        **{key: value for key, value in T5.fixed_values(shape).items() if key != "feed_forward_proj"},
+        "dense_act_fn": "gelu_new",
+        "num_sparse_encoder_layers": len(shape.moe_layers),
+        "num_sparse_decoder_layers": len(shape.moe_layers),
+        "expert_capacity": 1 << 20,  # so high that no token is dropped
+        "router_bias": False,
+        "router_jitter_noise": 0.0,
+        "router_dtype": "float32",
+    },
     copies=T5.copies,
     stores_copies=True,
     moe_layers=_switch_moe_layers,

@@ -14,7 +14,7 @@ F feed-forward size, V real vocabulary, P padded vocabulary.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -156,20 +156,17 @@ class Family:
         return {key: getattr(shape, setting) for key, setting in self.settings.items()} | self.fixed_values(shape)
 
 
-def expand(
-    table: Iterable[WeightRule], num_layers: int, moe_layers: Collection[int] = (), num_experts: int = 0
-) -> list[WeightRule]:
+def expand(table: Sequence[WeightRule], shape: ModelShape) -> list[WeightRule]:
     """Rules of a table, with layer templates expanded layer by layer in place of the first template."""
-    table = list(table)
     templates = [rule for rule in table if "{i}" in rule.ours]
     expanded: list[WeightRule] = []
     for rule in table:
         if rule not in templates:
             expanded.append(rule)
         elif rule is templates[0]:
-            for layer in range(num_layers):
-                kinds = ("all", "sparse" if layer in moe_layers else "dense")
-                expanded.extend(_at_layer(rule, layer, num_experts) for rule in templates if rule.layers in kinds)
+            for layer in range(shape.num_layers):
+                kinds = ("all", "sparse" if layer in shape.moe_layers else "dense")
+                expanded.extend(_at_layer(rule, layer, shape.num_experts) for rule in templates if rule.layers in kinds)
     return expanded
 
 

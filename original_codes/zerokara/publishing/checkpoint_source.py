@@ -81,9 +81,6 @@ class CheckpointSource:
 def find(settings: ConvertSettings) -> CheckpointSource:
     """Find the checkpoint that `input_model_dir` names, and check its exported parts by content.
 
-    In a run folder that is the one that `checkpoint` asks for; it is printed where it is not the newest. With `average`
-    above 1 the complete ones before it are averaged with it.
-
     Raises:
         UserError: no such folder, no complete checkpoint or too few, a damaged one, another tokenizer than in training.
     """
@@ -91,15 +88,10 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     if not named.is_dir():
         remedy = nearest(named, "name a run folder (output_model_dir of step 3) or one global_stepN folder in it")
         raise UserError(settings.fault("input_model_dir", "there is no such folder", remedy))
-    folder: Path | None
     if named.resolve().name.startswith("global_step"):
         checkpoint.check(folder := named.resolve(), EXPORTED_PARTS)
     else:
         folder = _of_run(settings, named)
-    if folder is None:
-        rule = "there is no complete checkpoint (global_stepN) in it"
-        remedy = "run step 3 until it has saved one (save_interval), or name another run folder"
-        raise UserError(settings.fault("input_model_dir", rule, remedy))
     step, broken = checkpoint.step_of(folder), checkpoint.broken_names(named)
     if newer := [name for name in broken if checkpoint.step_of(Path(name.partition(".")[0])) > step]:
         print(f"{folder} is taken: step 3 has set aside {', '.join(newer)} as broken")
@@ -116,10 +108,14 @@ def find(settings: ConvertSettings) -> CheckpointSource:
     return replace(source, averaged=_averaged(settings, source)) if settings.average > 1 else source
 
 
-def _of_run(settings: ConvertSettings, run_dir: Path) -> Path | None:
-    """Checkpoint that `checkpoint` asks for; None if none is complete."""
+def _of_run(settings: ConvertSettings, run_dir: Path) -> Path:
+    """Checkpoint that `checkpoint` asks for; it is printed where it is not the newest."""
     newest, best = checkpoint.newest_complete(run_dir, parts=EXPORTED_PARTS), checkpoint.best(run_dir)
-    if newest is None or best in (None, newest) or settings.checkpoint == "newest":
+    if newest is None:
+        rule = "there is no complete checkpoint (global_stepN) in it"
+        remedy = "run step 3 until it has saved one (save_interval), or name another run folder"
+        raise UserError(settings.fault("input_model_dir", rule, remedy))
+    if best in (None, newest) or settings.checkpoint == "newest":
         return newest
     if not checkpoint.check_sizes(best, EXPORTED_PARTS):
         print(f"skipping {best}, the best by validation, which is not whole: {newest} is taken")
