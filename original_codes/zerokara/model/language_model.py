@@ -24,7 +24,7 @@ from zerokara.model.attention import intra_document_mask, positions_in_documents
 from zerokara.model.dropout import Dropout
 from zerokara.model.experts import PADDING, AuxiliaryLoss
 from zerokara.model.layers import Kernels, Layer, sequence_first
-from zerokara.model.loss import Projection, Targets, cross_entropy
+from zerokara.model.loss import Projection, cross_entropy
 from zerokara.model.megatron_core import (
     GPTModel,
     T5Model,
@@ -119,8 +119,7 @@ class Decoder(LanguageModel, GPTModel):
         if labels_BS is None:
             return self._logits(hidden_SBD, at_B)
         lesson = self.teachers.lesson(*read) if self.teachers and torch.is_grad_enabled() else None
-        targets = Targets(labels_BS, mask_BS, lesson)
-        return cross_entropy(hidden_SBD, targets, per_token, self.projection(), self.kernels)
+        return cross_entropy(hidden_SBD, labels_BS, mask_BS, per_token, self.projection(), self.kernels, lesson)
 
     def hidden_states(
         self,
@@ -213,7 +212,7 @@ class EncoderDecoder(LanguageModel, T5Model):
             hidden_TBD = hidden_TBD * self.shape.hidden_size**-0.5
         if labels_BT is None:
             return self._logits(hidden_TBD, at_B)
-        return cross_entropy(hidden_TBD, Targets(labels_BT, mask_BT), per_token, self.projection(), self.kernels)
+        return cross_entropy(hidden_TBD, labels_BT, mask_BT, per_token, self.projection(), self.kernels)
 
     def all_layers(self) -> list[Layer]:
         """The layers, in the order in which they are computed."""

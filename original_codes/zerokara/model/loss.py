@@ -38,28 +38,23 @@ class Projection(NamedTuple):
     """The tensor-parallel ranks that share the vocabulary: each has as many rows, in the order of the ranks."""
 
 
-class Targets(NamedTuple):
-    """What a model is to predict."""
-
-    labels_BS: Tensor
-    mask_BS: Tensor | None = None
-    """1 where a token counts; None: all do."""
-    lesson: Lesson | None = None
-    """What its teachers say, by a process that holds the whole vocabulary."""
-
-
 def cross_entropy(
-    hidden_SBD: Tensor, targets: Targets, per_token: bool, projection: Projection, kernels: Kernels
+    hidden_SBD: Tensor,
+    labels_BS: Tensor,
+    mask_BS: Tensor | None,
+    per_token: bool,
+    projection: Projection,
+    kernels: Kernels,
+    lesson: Lesson | None = None,
 ) -> Tensor:
-    """Nats summed over the tokens that count, a scalar in fp32; padding rows never win. A lesson adds its KL divergence
-    (`teachers`).
+    """Nats summed over the tokens whose mask is 1 (None: over all), a scalar in fp32; padding rows never win. A lesson,
+    of a process that holds the whole vocabulary, adds its KL divergence (`teachers`).
 
     `per_token` gives those of each token, [B, S] in fp32, whatever its mask, without gradients, in the same chunks.
 
     Ranks that share a projection have equal `hidden_SBD` and labels; each gets the loss, and the gradient of
     `hidden_SBD`, of the whole.
     """
-    labels_BS, mask_BS, lesson = targets
     hidden_ND, labels_N = hidden_SBD.transpose(0, 1).flatten(0, 1), labels_BS.flatten()
     arguments = hidden_ND, labels_N, lesson, projection, kernels.softmax
     if per_token:
@@ -133,23 +128,15 @@ def _chunks(
     buffer_CV = None if softmax else hidden_ND.new_empty(rows, num_rows)
     for start in range(0, len(hidden_ND), rows):
         chunk = slice(start, start + rows)
-        of_chunk = _ChunkTargets(labels_N[chunk])
-        if lesson is not None:
-            of_chunk = _ChunkTargets(labels_N[chunk], lesson.weight, lesson.probabilities(chunk))
-        yield chunk, *_nats_and_gradient(hidden_ND[chunk], of_chunk, projection, softmax, buffer_CV, needs_gradient)
-
-
-class _ChunkTargets(NamedTuple):
-    labels_C: Tensor
-    weight: float = 0.0
-    """Of the teachers."""
-    probabilities_CV: Tensor | None = None
-    """What teachers say, of the ids of the vocabulary."""
+        taught = (lesson.weight, lesson.probabilities(chunk)) if lesson else None
+        tokens = hidden_ND[chunk], labels_N[chunk], taught
+        yield chunk, *_nats_and_gradient(*tokens, projection, softmax, buffer_CV, needs_gradient)
 
 
 def _nats_and_gradient(
     hidden_CD: Tensor,
-    targets: _ChunkTargets,
+    labels_C: Tensor,
+    taught: tuple[float, Tensor] | None,
     projection: Projection,
     compiled: Softmax | None,
     buffer_CV: Tensor | None,
@@ -158,10 +145,10 @@ def _nats_and_gradient(
     """Return the nats of a chunk's tokens, [C] in fp32, and the gradient of their sum with respect to logits.
 
     The gradient is [C, V] in the dtype of the hidden states: within `buffer_CV` (C rows or more), or without one by the
-    compiled softmax.
+    compiled softmax. `taught` is the teachers' weight, and what they say of the ids of the vocabulary.
     """
     weight_VD, vocab_size, group = projection
-    labels_C, weight, taught_CV = targets
+    weight, taught_CV = taught or (0.0, None)
     if compiled and needs_gradient and group is None and taught_CV is None:
         return compiled[2](torch.mm(hidden_CD, weight_VD.t()), labels_C, vocab_size)
     num_rows = weight_VD.size(0)

@@ -17,7 +17,7 @@ from unit.model.dispatched import Dispatched
 
 from zerokara.model import loss, shapes, weight_gradients
 from zerokara.model.layers import Kernels
-from zerokara.model.loss import Projection, Targets, cross_entropy
+from zerokara.model.loss import Projection, cross_entropy
 from zerokara.model.shapes import loss_bytes
 
 ROWS, VOCAB_SIZE, HIDDEN_SIZE, TOKENS, RANKS = 384, 130, 8, 20, 4
@@ -57,9 +57,9 @@ def computed(weight: Tensor, group: Any = None, softmax: Any = None) -> tuple[fl
     hidden.requires_grad_()
     weight = weight.clone().requires_grad_()
     projection, kernels = Projection(weight, VOCAB_SIZE, group), Kernels(softmax)
-    nats = cross_entropy(hidden[:, None], Targets(labels[None], mask[None]), False, projection, kernels)
+    nats = cross_entropy(hidden[:, None], labels[None], mask[None], False, projection, kernels)
     (nats * 0.5).backward()
-    (each,) = cross_entropy(hidden[:, None], Targets(labels[None]), True, projection, kernels)
+    (each,) = cross_entropy(hidden[:, None], labels[None], None, True, projection, kernels)
     assert hidden.grad is not None and weight.grad is not None and not each.requires_grad
     return nats.item(), hidden.grad, weight.grad, each
 
@@ -163,7 +163,7 @@ def test_what_the_loss_takes_is_forecast_and_no_chunk_makes_a_gradient_of_the_we
     hidden_SBD = hidden.view(-1, 2, hidden_size) if device == "cpu" else hidden.view(2, -1, hidden_size).transpose(0, 1)
     labels = torch.randint(0, rows, (2, tokens // 2))
     with Dispatched() as seen:
-        nats = cross_entropy(hidden_SBD, Targets(labels), False, Projection(weight, rows), kernels)
+        nats = cross_entropy(hidden_SBD, labels, None, False, Projection(weight, rows), kernels)
         torch.autograd.grad(nats, weight)
     expected = loss_bytes(device[:4].strip(","), tokens, rows, hidden_size, dtype.itemsize, "compiled" in device)
     assert seen.peak_bytes == pytest.approx(expected, rel=0.02)
@@ -181,7 +181,7 @@ def test_blocks_that_stay_in_the_cache_change_no_bit(monkeypatch: pytest.MonkeyP
     found = []
     for block in (2**30, 4 * 300 * 7):
         monkeypatch.setattr(shapes, "BLOCK_BYTES", block)
-        nats = cross_entropy(hidden, Targets(labels, mask.float()), False, Projection(weight, 290), Kernels())
+        nats = cross_entropy(hidden, labels, mask.float(), False, Projection(weight, 290), Kernels())
         found.append([nats, *torch.autograd.grad(nats, (hidden, weight))])
     assert shapes.block_rows("cpu", 100, 300) == 7 and all(map(torch.equal, *found))
 
@@ -190,7 +190,7 @@ def test_blocks_that_stay_in_the_cache_change_no_bit(monkeypatch: pytest.MonkeyP
 def test_without_a_gradient_none_is_computed(is_fused: bool) -> None:
     """A parameter requires a gradient during validation too; two thirds of the work would be for nothing."""
     hidden, weight, labels, _ = inputs()
-    arguments = hidden[:, None], Targets(labels[None]), False, Projection(weight.requires_grad_(), VOCAB_SIZE)
+    arguments = hidden[:, None], labels[None], None, False, Projection(weight.requires_grad_(), VOCAB_SIZE)
     expected = cross_entropy(*arguments, Kernels(loss.SOFTMAX if is_fused else None))
     failing = lambda *_: pytest.fail("a gradient of the logits was made")  # noqa: E731
     kernels = Kernels((loss.SOFTMAX[0], failing, failing) if is_fused else None)
