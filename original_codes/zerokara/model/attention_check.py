@@ -7,7 +7,7 @@ from them. What is compared has the run's size and grouping of heads, its length
 Letters: S sequence length, B batch, H query heads, K kv heads, E head dim.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,12 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from zerokara.base.errors import RunError
-from zerokara.model.attention import (
-    FusedAttention,
-    has_variable_length_kernel,
-    intra_document_mask,
-    same_segment,
-)
+from zerokara.model.attention import FusedAttention, has_variable_length_kernel, intra_document_mask, same_segment
 from zerokara.model.layers import sequence_first
 from zerokara.model.megatron_core import AttnMaskType
 from zerokara.model.shapes import ModelShape
@@ -39,10 +34,8 @@ class _Form(NamedTuple):
     is_causal: bool
     mask: Tensor | None
     """As `FusedAttention` takes it."""
-    whole_mask: Tensor | None
-    """True where a position may attend to another."""
-    lengths: tuple[int, int]
-    """Of queries and of keys."""
+    whole_mask: Tensor
+    """True where a position may attend to another, [1 or B, 1, queries, keys]."""
     has_bias: bool = False
 
 
@@ -55,7 +48,7 @@ def check_attention(shape: ModelShape, weight: Tensor, with_documents: bool) -> 
     repeats = shape.num_attn_heads // shape.num_kv_heads
     generator = torch.Generator(weight.device).manual_seed(1)
     for form in _forms(shape, weight, with_documents):
-        queries, keys = form.lengths
+        queries, keys = form.whole_mask.shape[-2:]
         kv_heads = max(1, min(shape.num_kv_heads, _MAX_SCORES // (2 * repeats * queries * keys)))
         counts = (kv_heads * repeats, queries), (kv_heads, keys), (kv_heads, keys)
         sizes: list[tuple[int, ...]] = [
@@ -64,7 +57,8 @@ def check_attention(shape: ModelShape, weight: Tensor, with_documents: bool) -> 
         sizes += [(1, kv_heads * repeats, queries, keys)] if form.has_bias else []
         drawn = [torch.randn(size, generator=generator, device=weight.device).to(weight.dtype) for size in sizes]
         names = ("queries", "keys", "values", "the position bias")
-        for name, found, expected in zip(names, _gradients(form, drawn), _plain_gradients(form, drawn), strict=False):
+        gradients = _gradients(form, drawn, _as_trained), _gradients(form, [each.float() for each in drawn], _plainly)
+        for name, found, expected in zip(names, *gradients, strict=False):
             error = float((found.float() - expected).norm() / expected.norm())
             if not error <= MAX_ERROR:  # nor where it is not a number
                 raise RunError(
@@ -84,49 +78,39 @@ def _forms(shape: ModelShape, weight: Tensor, with_documents: bool) -> Iterator[
     if shape.traits.is_encoder_decoder:
         masks = same_segment(read_BS, read_BS), same_segment(target_BT, target_BT), same_segment(target_BT, read_BS)
         of_encoder, of_decoder, across = masks if with_documents else (torch.ones_like(each[:1]) for each in masks)
-        yield _Form("encoder", False, None, of_encoder, (read, read), has_bias=True)
-        yield _Form("decoder", True, None, of_decoder.tril(), (target, target), has_bias=True)
+        yield _Form("encoder", False, None, of_encoder, has_bias=True)
+        yield _Form("decoder", True, None, of_decoder.tril(), has_bias=True)
         mask = across if with_documents else None
-        yield _Form("of the decoder to the encoder", False, mask, across, (target, read))
+        yield _Form("of the decoder to the encoder", False, mask, across)
         return
     whole = intra_document_mask(torch.zeros_like(read_BS))
-    yield _Form("causal", True, None, whole, (read, read))
+    yield _Form("causal", True, None, whole)
     if with_documents:
         first, whole = read // 3, intra_document_mask(read_BS)
         starts = torch.tensor([0, first, read, read + first, 2 * read], dtype=torch.int32, device=weight.device)
         has_kernel = has_variable_length_kernel(weight, shape.head_dim)
-        yield _Form("within documents", True, starts if has_kernel else whole, whole, (read, read))
+        yield _Form("within documents", True, starts if has_kernel else whole, whole)
 
 
-def _gradients(form: _Form, drawn: list[Tensor]) -> tuple[Tensor, ...]:
+def _gradients(form: _Form, drawn: list[Tensor], attend: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+    """Gradients of all that is drawn; that of what is attended has no pattern, and is the same for both ways."""
     leaves = [each.detach().requires_grad_() for each in drawn]
     query, key, value, *rest = leaves
     # As `language_model` gives a decoder its bias: causality is in it.
-    bias = rest[0].masked_fill(~form.whole_mask, float("-inf")) if rest and form.whole_mask is not None else None
+    bias = rest[0].masked_fill(~form.whole_mask, float("-inf")) if rest else None
+    out = attend(form, query, key, value, bias)
+    return torch.autograd.grad(out, leaves, drawn[0].flatten(2).roll(1, dims=2))
+
+
+def _as_trained(form: _Form, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
     kind = AttnMaskType.causal if form.is_causal else AttnMaskType.no_mask
-    out = FusedAttention(attn_mask_type=kind, softmax_scale=_scale(drawn))(query, key, value, form.mask, bias)
-    return torch.autograd.grad(out, leaves, _output_gradient(drawn))
+    attention = FusedAttention(attn_mask_type=kind, softmax_scale=query.size(-1) ** -0.5)
+    return attention(query, key, value, form.mask, bias)
 
 
-def _plain_gradients(form: _Form, drawn: list[Tensor]) -> tuple[Tensor, ...]:
-    leaves = [each.detach().float().requires_grad_() for each in drawn]
-    query, key, value, *rest = leaves
+def _plainly(form: _Form, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
     key, value = (each.repeat_interleave(query.size(2) // each.size(2), dim=2) for each in (key, value))
-    mask = form.whole_mask
-    if rest and mask is not None:
-        mask = rest[0].masked_fill(~mask, float("-inf"))
     query, key, value = (sequence_first(each).permute(1, 2, 0, 3) for each in (query, key, value))
     with sdpa_kernel(SDPBackend.MATH):
-        out = scaled_dot_product_attention(query, key, value, mask, scale=_scale(drawn))
-    out = sequence_first(out.permute(2, 0, 1, 3)).flatten(2)
-    return torch.autograd.grad(out, leaves, _output_gradient(drawn).float())
-
-
-def _scale(drawn: list[Tensor]) -> float:
-    return float(drawn[0].size(-1) ** -0.5)
-
-
-def _output_gradient(drawn: list[Tensor]) -> Tensor:
-    """A gradient without a pattern, and the same for both."""
-    query = drawn[0].flatten(2)
-    return query.roll(1, dims=2)
+        out = scaled_dot_product_attention(query, key, value, form.whole_mask if bias is None else bias)
+    return sequence_first(out.permute(2, 0, 1, 3)).flatten(2)
