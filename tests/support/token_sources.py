@@ -64,7 +64,7 @@ def settings(folder: Path, num_sources: int, *overrides: str) -> PretrainConfig:
 
 
 def data_plan(config: PretrainConfig) -> DataPlan:
-    return DataPlan.from_config(config, config, config.lengths, config.seed)
+    return DataPlan.from_config(config)
 
 
 def sample_at(order: SampleOrder | MixedOrder, position: int) -> tuple[int, int]:

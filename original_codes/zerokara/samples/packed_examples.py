@@ -72,6 +72,10 @@ class PackedExamples:
         """Return the numbers of the examples in a row, in their order."""
         return self._packing[row].tolist()
 
+    def documents(self, index: int, epoch: int, sources: Sequence[TokenSource]) -> list[tuple[int, int]]:
+        """Return the examples in the row at `index`, all of the one source."""
+        return [(0, example) for example in self.examples(index)]
+
     @property
     def padding_share(self) -> float:
         """Share of the computed positions that are padding, the encoder's and the decoder's together."""
@@ -157,13 +161,9 @@ class ExampleData(DataPlan):
         source = TokenSource(name, 0, len(packed) * packed.lengths.raw, num_valid_tokens)
         return cls(packed.prefix, (source,), packed.lengths, packed.seed, "shuffle", (), (), packed)
 
-    def tokens(self, where: str = "") -> PackedExamples:
+    def tokens(self) -> PackedExamples:
         """Return the rows."""
         return self.packed
-
-    def documents_in(self, sample: int, epoch: int) -> list[tuple[int, int]]:
-        """Return the examples in row number `sample`, in order, each with the index of its source."""
-        return [(0, example) for example in self.packed.examples(sample)]
 
     def validation_batches(self, prefix: Path, max_tokens: int | None) -> ValidationBatches:
         """Open the examples at `prefix`, in rows that are longer than in training where an example is."""

@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 
 from zerokara.base import manifest
 from zerokara.base.errors import Fault, UserError, refuse
-from zerokara.config.data import REPLAY_SHARE, DataOrderSettings, DataSettings, OrderKind, SampleLengths, Stage
+from zerokara.config.data import REPLAY_SHARE, OrderKind, SampleLengths, Stage
+from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.samples.order import CUT_SEEDS, MixedOrder, MixedStage, SampleOrder, derived_seed, mix, whole_weights
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path
 
@@ -82,29 +83,28 @@ def document_bounds(index: IndexedTokens) -> NDArray[np.int64]:
 class Samples(Protocol):
     """Training samples by number: `PackedTokens` of a corpus, `PackedExamples` of a task."""
 
-    lengths: SampleLengths
-    num_tokens: int
-
     def __len__(self) -> int: ...
 
     def many(self, indices: NDArray[np.int64], epochs: NDArray[np.int64]) -> Any:
         """Return the samples at `indices`, each as its epoch has it, as their objective takes them."""
 
+    def documents(self, index: int, epoch: int, sources: Sequence[TokenSource]) -> list[tuple[int, int]]:
+        """Return the documents in a sample, each by the index of its source and its own in the source."""
+
 
 class PackedTokens:
     """The samples of one .bin and .idx, memory-mapped.
 
-    `where` is the place of `seq_len` (``config.yaml:31``), for a fault; `parts` are the numbers of tokens of the parts
-    that are cut each by itself, None is a single part. `seed` is that of the cuts; None cuts all epochs alike.
+    `parts` are the numbers of tokens of the parts that are cut each by itself, None is a single part. `seed` is that of
+    the cuts; None cuts all epochs alike.
 
-    Raises UserError if the files are missing or damaged, or hold less than one sequence.
+    Raises UserError if the files are missing or damaged.
     """
 
     def __init__(
         self,
         prefix: Path | str,
         lengths: SampleLengths,
-        where: str = "",
         parts: Sequence[int] | None = None,
         seed: int | None = None,
     ):
@@ -114,13 +114,6 @@ class PackedTokens:
         assert sum(parts) == self.num_tokens, f"parts of {sum(parts)} tokens of {self.num_tokens}"
         self._first_samples = [0, *accumulate(map(lengths.samples_in, parts))]
         self._first_tokens = [0, *accumulate(parts)]
-        if not len(self):
-            data, remedy = str(bin_path(self._index.prefix)), "give more text (step 2)"
-            rule = f"{data} holds {self.num_tokens:,} tokens, and one sequence takes {lengths.requirement}"
-            if self.num_tokens > lengths.overlap:
-                longest = lengths.input * (self.num_tokens - lengths.overlap) // lengths.raw
-                remedy += f", or set seq_len to at most {longest:,}"
-            raise UserError(Fault(where or data, rule, "seq_len", lengths.input, remedy=remedy))
 
     def __len__(self) -> int:
         return self._first_samples[-1]
@@ -184,25 +177,34 @@ class DataPlan:
     held_out: tuple[TokenSource, ...]  # the sources of `valid_jsonl`, which have no training tokens
 
     @classmethod
-    def from_config(cls, data: DataSettings, order: DataOrderSettings, lengths: SampleLengths, seed: int) -> DataPlan:
+    def from_config(cls, config: PretrainConfig) -> DataPlan:
         """Apply a configuration to the token files.
 
-        Raises UserError if there are no token files, their sources are not those of the weights, or a source with a
-        weight is shorter than one sequence.
+        Raises UserError if there are no token files, their sources are not those of the weights, a source with a weight
+        is shorter than one sequence, or all of them are.
         """
-        found = read_sources(data.output_prefix)
+        found = read_sources(config.output_prefix)
         sources = tuple(source for source in found if source.num_tokens)
         stages: tuple[MixedStage, ...] = ()
-        if order.is_mixture:
+        if config.is_mixture:
             # Weights are in the order of `input_jsonl`, so the token files must have been made from the same entries.
-            names, entries = [source.name for source in sources], list(data.input_jsonl)
+            names, entries = [source.name for source in sources], list(config.input_jsonl)
             if len(names) != len(entries) or (names != entries and sorted(names) == sorted(entries)):
                 rule = f"is not what the token files were made from: {', '.join(names)}"
-                raise UserError(data.fault("input_jsonl", rule, "restore it, or tokenize again: step 2 with --redo"))
-            stages = tuple(_mixed_stages(order, lengths, sources))
-            refuse(_length_faults(order, lengths, sources, stages))
-        prefix, held_out = TokenPaths(data.output_prefix).train, found[len(sources) :]
-        return cls(prefix, sources, lengths, seed, order.order, stages, held_out)
+                raise UserError(config.fault("input_jsonl", rule, "restore it, or tokenize again: step 2 with --redo"))
+            stages = tuple(_mixed_stages(config, sources))
+            refuse(_length_faults(config, sources, stages))
+        prefix, held_out = TokenPaths(config.output_prefix).train, found[len(sources) :]
+        plan = cls(prefix, sources, config.lengths, config.seed, config.order, stages, held_out)
+        if not plan.samples_per_epoch:
+            lengths, num_tokens = plan.lengths, sum(plan._parts)
+            rule = f"{bin_path(prefix)} holds {num_tokens:,} tokens, and one sequence takes {lengths.requirement}"
+            remedy = "give more text (step 2)"
+            if num_tokens > lengths.overlap:
+                longest = lengths.input * (num_tokens - lengths.overlap) // lengths.raw
+                remedy += f", or set seq_len to at most {longest:,}"
+            raise UserError(config.fault("seq_len", rule, remedy))
+        return plan
 
     @property
     def _parts(self) -> list[int]:
@@ -226,17 +228,10 @@ class DataPlan:
             return MixedOrder(self.stages, self.samples_per_part, self.seed)
         return SampleOrder(self.samples_per_epoch, self.seed, self.kind)
 
-    def tokens(self, where: str = "") -> Samples:
-        """Open the samples; `where` is the place of `seq_len`, for the fault if there is not a single one."""
-        return self._packed(where)
-
-    def _packed(self, where: str = "") -> PackedTokens:
+    def tokens(self) -> Samples:
+        """Open the samples."""
         in_sequence = "sequential" in ({stage.kind for stage in self.stages} or {self.kind})
-        return PackedTokens(self.prefix, self.lengths, where, self._parts, None if in_sequence else self.seed)
-
-    def documents_in(self, sample: int, epoch: int) -> list[tuple[int, int]]:
-        """Return the documents in sample number `sample` of an epoch, in order, each with the index of its source."""
-        return self._packed().documents(sample, epoch, self.sources)
+        return PackedTokens(self.prefix, self.lengths, self._parts, None if in_sequence else self.seed)
 
     def identity(self) -> dict[str, Any] | None:
         """Return the definition of the mixture, if any; a run resumes only with the same one."""
@@ -247,9 +242,9 @@ class DataPlan:
         return {"source_tokens": tokens, "stages": stages}
 
 
-def _mixed_stages(
-    config: DataOrderSettings, lengths: SampleLengths, sources: Sequence[TokenSource]
-) -> Iterator[MixedStage]:
+def _mixed_stages(config: PretrainConfig, sources: Sequence[TokenSource]) -> Iterator[MixedStage]:
+    lengths = config.lengths
+
     def samples_in(tokens: int) -> int:
         return max(1, round(tokens / lengths.raw)) if tokens else 0
 
@@ -272,9 +267,9 @@ def _mixed_stages(
 
 
 def _length_faults(
-    config: DataOrderSettings, lengths: SampleLengths, sources: Sequence[TokenSource], stages: Sequence[MixedStage]
+    config: PretrainConfig, sources: Sequence[TokenSource], stages: Sequence[MixedStage]
 ) -> Iterator[Fault]:
-    seen = set()
+    lengths, seen = config.lengths, set()
     for index, stage in enumerate(stages):
         own = config.stages[index] if config.stages else Stage()
         names = [name for name in ("source_tokens", "source_weights") if getattr(own, name) is not None]

@@ -129,7 +129,7 @@ def find_bad_samples(
     columns = chosen, losses[chosen], samples, epochs
     for index, loss, sample, epoch in zip(*(column.tolist() for column in columns), strict=True):
         documents: list[dict[str, Any]] = []
-        for source_index, number in training.documents_in(sample, epoch):
+        for source_index, number in batches.tokens.documents(sample, epoch, training.sources):
             source = training.sources[source_index].name
             if documents and documents[-1]["source"] == source and documents[-1]["last"] == number - 1:
                 documents[-1]["last"] = number

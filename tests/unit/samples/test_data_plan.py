@@ -50,7 +50,7 @@ def test_the_same_samples_are_consumed_by_any_number_of_ranks(tmp_path: Path, ow
     assert epochs.max() > 1
     for row, index, epoch in zip(expected[::7], indices.tolist(), epochs.tolist(), strict=True):
         own = list(dict.fromkeys(owner[token] for token in row))
-        assert plan.documents_in(index, epoch) == own
+        assert plan.tokens().documents(index, epoch, plan.sources) == own
         assert len({source for source, _ in own}) == 1  # no sample mixes sources
     stages = [[owner[row[0]][0] for row in stage] for stage in (expected[:1300], expected[1300:])]
     assert [stages[0].count(source) for source in range(3)] == plainly_counted((3, 1, 0.5), 1300)
@@ -107,6 +107,17 @@ def test_a_stage_of_another_order_restarts_its_sources(tmp_path: Path, owner: di
     rows = consumed(plan, 2000, ranks=3)[1300:]
     read = [[row[0] for row in rows if owner[row[0]][0] == source] for source in (1, 2)]
     assert [one[0] for one in read] == [803, 803 + 4005] and read[0] == sorted(read[0])
+
+
+def test_a_corpus_shorter_than_a_sequence_is_refused_with_numbers(tmp_path: Path) -> None:
+    write_sources(tmp_path, [[10], [7]])
+    fault = fault_of(plan_of, tmp_path, "seq_len=17", num_sources=2)
+    assert (fault.where, fault.key, fault.value) == ("--set", "seq_len", 17)
+    assert f"{tmp_path}/tokens_text_document.bin holds 17 tokens" in fault.rule
+    assert "= 18" in fault.rule and "at most 16" in fault.remedy
+    write_sources(tmp_path, [[]])
+    fault = fault_of(plan_of, tmp_path, num_sources=1)
+    assert "holds 0 tokens" in fault.rule and "seq_len" not in fault.remedy
 
 
 def test_sources_that_are_not_the_tokens_are_refused(tmp_path: Path, owner: dict) -> None:

@@ -106,7 +106,8 @@ def test_a_run_counts_positions_as_tokens(tmp_path: Path) -> None:
     data = ExampleData.of_rows(PackedExamples(train, DECODER, False, PAD, seed=1), num_valid_tokens=7)
     (source,) = data.sources
     assert source.num_tokens == data.samples_per_epoch * 32 == len(data.tokens()) * 32 and source.num_valid_tokens == 7
-    assert sorted(one for row in range(len(data.tokens())) for _, one in data.documents_in(row, 0)) == [*range(200)]
+    documents = [data.tokens().documents(row, 0, data.sources) for row in range(len(data.tokens()))]
+    assert sorted(one for of_row in documents for _, one in of_row) == [*range(200)]
     schedule = Schedule.from_config(config_of(epochs=2.0), data.lengths.raw, data.samples_per_epoch, [])
     (use,) = consumption(data, schedule).sources
     assert use.epochs == pytest.approx(schedule.num_steps * 8 / data.samples_per_epoch) and use.epochs > 1

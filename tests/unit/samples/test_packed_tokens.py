@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from configs import fault_of
 from made_examples import write_examples
 from made_tokens import write_documents
 from token_sources import some_lengths, write_sources
@@ -23,15 +22,6 @@ def test_number_of_samples(prefix: Path, seq_len: int, expected: int) -> None:
         tokens.sample(expected)
     with pytest.raises(AssertionError, match="parts of 16 tokens of 17"):
         PackedTokens(prefix, causal(seq_len), parts=[5, 11])
-
-
-def test_a_corpus_shorter_than_a_sequence_is_refused_with_numbers(prefix: Path, tmp_path: Path) -> None:
-    fault = fault_of(PackedTokens, prefix, causal(17), where="config.yaml:31")
-    assert (fault.where, fault.key, fault.value) == ("config.yaml:31", "seq_len", 17)
-    assert f"{prefix}.bin holds 17 tokens" in fault.rule and "= 18" in fault.rule and "at most 16" in fault.remedy
-    write_documents(tmp_path / "none", [], np.dtype(np.uint16))
-    fault = fault_of(PackedTokens, tmp_path / "none", causal(4))
-    assert fault.where == f"{tmp_path}/none.bin" and "0 tokens" in fault.rule and "seq_len" not in fault.remedy
 
 
 @pytest.mark.parametrize("totals", [(300, 500, 70), (300, 0, 500), (0, 200, 0), (41,)])

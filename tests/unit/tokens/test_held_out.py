@@ -88,7 +88,7 @@ def test_the_manifest_the_counts_and_step_3_know_it(
     assert "done already" in capsys.readouterr().out
     (tmp_path / "held.txt").write_text("another line", encoding="utf-8")
     assert fault_of(tokenize, config, Options(tmp_path / "config.yaml")).key == "valid_jsonl"
-    reading = DataPlan.from_config(config, config, config.lengths, config.seed)
+    reading = DataPlan.from_config(config)
     assert [source.name for source in reading.sources] == list(config.input_jsonl)
     held_out = [(source.name, source.num_valid_tokens > 0) for source in reading.held_out]
     assert held_out == [(name, True) for name in config.valid_jsonl] and reading.stages[0].weights == (3, 1)

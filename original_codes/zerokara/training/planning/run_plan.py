@@ -104,7 +104,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     """
     paths = TokenPaths(config.output_prefix)
     tokens = check_belongs(config.output_prefix, encoder.sha256)
-    training = DataPlan.from_config(config, config, config.lengths, config.seed)
+    training = DataPlan.from_config(config)
     turns = objective(config, encoder, config.seed, config.intra_document_masking)
     parts = [source.num_valid_tokens for source in (*training.sources, *training.held_out) if source.num_valid_tokens]
     # The manifest of step 2 has the hashes of both .bin, training first: known without reading gigabytes.
@@ -119,7 +119,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         train_prefix=paths.train,
         valid_prefix=paths.valid,
         ids=train.tokens,
-        num_train_tokens=training.tokens(where=config.where("seq_len")).num_tokens,
+        num_train_tokens=len(train.tokens),
         num_valid_tokens=len(valid.tokens) if valid is not None else 0,
         plan_rows=(*origin_notes(config, tokens), *length_notes(config.seq_len, train)),
     )
