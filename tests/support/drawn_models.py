@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from zerokara.model import builder
+from zerokara.model import builder, parallel
 from zerokara.model.initial_weights import fill
 from zerokara.model.shapes import ModelShape
 
@@ -15,5 +15,5 @@ def build(shape: ModelShape, dtype: torch.dtype = torch.float32, seed: int | Non
     for name, parameter in model.named_parameters() if seed is not None else ():
         whole = torch.empty(shape.parameter_shapes()[name])
         fill(whole, name, shape, seed or 0)
-        parameter.data.copy_(model.sharding.local(name, whole))
+        parameter.data.copy_(parallel.local_shard(whole, shape.partition(name)))
     return model.to(dtype)

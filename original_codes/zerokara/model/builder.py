@@ -28,7 +28,6 @@ from zerokara.model.megatron_core import (
     WrappedTorchNorm,
     get_bias_dropout_add,
 )
-from zerokara.model.parallel import Sharding
 from zerokara.model.shapes import ModelShape
 
 Model = Decoder | EncoderDecoder
@@ -56,7 +55,7 @@ def build(
     dropout = Dropout(settings.dropout, settings.seed) if settings else Dropout(0.0, 0)
     model = _model_of(shape, config, dropout)
     model.dropout = dropout
-    model.shape, model.sharding, model.kernels = shape, Sharding(shape.traits.gated), layers.Kernels()
+    model.shape, model.kernels = shape, layers.Kernels()
     layers.embed_without_waits(model.embedding.word_embeddings)
     if shape.moe_layers:
         model.auxiliary = AuxiliaryLoss()
@@ -65,7 +64,7 @@ def build(
     for name, parameter in model.named_parameters():
         # DeepSpeed counts a replicated parameter once in the gradient norm by this mark (runtime/utils.py,
         # is_model_parallel_parameter); megatron-core marks only parameters that it initializes itself.
-        parameter.tensor_model_parallel = model.sharding.partition(name) is not None
+        parameter.tensor_model_parallel = shape.partition(name) is not None
     for layer in model.all_layers():
         layer.recomputes, layer.mlp.kernels = activation_checkpointing, model.kernels
     return model.to(dtype)

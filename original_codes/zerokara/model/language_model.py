@@ -32,7 +32,6 @@ from zerokara.model.megatron_core import (
     gather_from_tensor_model_parallel_region,
     scatter_to_tensor_model_parallel_region,
 )
-from zerokara.model.parallel import Sharding
 from zerokara.model.shapes import ModelShape
 from zerokara.model.teachers import Teachers
 
@@ -48,7 +47,6 @@ class LanguageModel:
     output_layer: Any
     shared_embedding_or_output_weight: Any
     shape: ModelShape
-    sharding: Sharding
     kernels: Kernels
     dropout: Dropout
     auxiliary: AuxiliaryLoss | None = None

@@ -8,7 +8,7 @@ data-parallel groups (0 2) (1 3).
 A program that trains calls `start` after torch.distributed has been initialized; one that only computes (export, tests)
 calls `start_alone`, which makes a group of one. The groups themselves are megatron-core's (0.16.1).
 
-`Sharding` leads from a whole parameter to the shard of each rank and back. Of T ranks, rank r holds
+`local_shard` leads from a whole parameter to the shard of each rank, `gathered` back. Of T ranks, rank r holds
 - *rows*: the r-th of T equal parts of its rows. Heads stand group by group in `linear_qkv` (the queries of a kv head,
   its key, its value), so that equal parts are whole groups;
 - *gated rows*: of `linear_fc1` = [gate; up] the r-th part of the gate's rows, then the r-th part of up's;
@@ -22,7 +22,6 @@ gated rows [g0 g1 u0 u1] are [g0 u0] and [g1 u1].
 """
 
 import os
-from collections.abc import Sequence
 
 import torch
 import torch.distributed
@@ -31,7 +30,7 @@ from torch.distributed import ProcessGroup
 
 from zerokara.base.resources import network_environment
 from zerokara.model.megatron_core import parallel_state, prepare_device
-from zerokara.model.shapes import Partition, partition_of
+from zerokara.model.shapes import Partition
 
 
 def start(seed: int, tensor_parallel_size: int = 1) -> None:
@@ -99,37 +98,20 @@ class ModelParallelUnit:
     get_data_parallel_group = staticmethod(data_group)
 
 
-class Sharding:
-    """The partition of one model's parameters."""
+def local_shard(whole: Tensor, partition: Partition | None) -> Tensor:
+    """The shard of a whole parameter that this process holds."""
+    size = tensor_size()
+    if size == 1 or not partition:
+        return whole
+    dim, blocks = partition
+    return torch.cat([block.chunk(size, dim)[tensor_rank()] for block in whole.chunk(blocks, dim)], dim)
 
-    def __init__(self, gated: bool):
-        """`gated`: `linear_fc1` holds a gate (`Architecture.gated`)."""
-        self._gated = gated
 
-    def partition(self, name: str) -> Partition | None:
-        """The partition of the parameter `name`; None if every tensor-parallel rank holds all of it."""
-        return partition_of(name, self._gated)
-
-    def local(self, name: str, whole: Tensor) -> Tensor:
-        """The shard of a whole parameter that this process holds."""
-        size, partition = tensor_size(), self.partition(name)
-        if size == 1 or not partition:
-            return whole
-        dim, blocks = partition
-        return torch.cat([block.chunk(size, dim)[tensor_rank()] for block in whole.chunk(blocks, dim)], dim)
-
-    def whole(self, name: str, shards: Sequence[Tensor]) -> Tensor:
-        """The inverse of `local`, from the shards of all ranks of a group, in their order."""
-        if len(shards) == 1 or not (partition := self.partition(name)):
-            return shards[0]
-        dim, blocks = partition
-        return torch.cat([shard.chunk(blocks, dim)[block] for block in range(blocks) for shard in shards], dim)
-
-    def gathered(self, name: str, local: Tensor) -> Tensor:
-        """A whole parameter (or a tensor of its shape) from all ranks' shards; every rank of the group must call it."""
-        if tensor_size() == 1 or not self.partition(name):
-            return local
-        local = local.contiguous()
-        shards = [torch.empty_like(local) for _ in range(tensor_size())]
-        torch.distributed.all_gather(shards, local, group=tensor_group())
-        return self.whole(name, shards)
+def gathered(shard: Tensor, partition: Partition | None) -> Tensor:
+    """A whole parameter (or a tensor of its shape) from all ranks' shards; every rank of the group must call it."""
+    if tensor_size() == 1 or not partition:
+        return shard
+    shard, (dim, blocks) = shard.contiguous(), partition
+    shards = [torch.empty_like(shard) for _ in range(tensor_size())]
+    torch.distributed.all_gather(shards, shard, group=tensor_group())
+    return torch.cat([each.chunk(blocks, dim)[block] for block in range(blocks) for each in shards], dim)

@@ -230,6 +230,14 @@ class ModelShape:
         kinds = ("weight", "bias") if self.traits.has_biases else ("weight",)
         return {f"{name}.{kind}": (self.hidden_size,) for kind in kinds}
 
+    def partition(self, name: str) -> Partition | None:
+        """The partition of the parameter `name`; None if every tensor-parallel rank holds all of it."""
+        module, kind = name.split(".")[-2:]
+        if module in _BY_ROWS:
+            return Partition(0, blocks=2 if self.traits.gated and module == "linear_fc1" else 1)
+        # A bias of the others is added once to the sum over the ranks.
+        return Partition(1) if module in _BY_COLUMNS and kind == "weight" else None
+
     def _active(self, name: str, shape: TensorShape) -> int:
         """Numbers of a parameter that one token uses."""
         is_experts = "mlp.experts_" in name
@@ -249,21 +257,12 @@ _BY_COLUMNS = "linear_proj", "linear_fc2"
 """Modules with partitioned parameters; all others are replicated."""
 
 
-def partition_of(name: str, gated: bool) -> Partition | None:
-    """The partition of the parameter `name`, None if it is replicated; `gated` is the architecture's."""
-    module, kind = name.split(".")[-2:]
-    if module in _BY_ROWS:
-        return Partition(0, blocks=2 if gated and module == "linear_fc1" else 1)
-    # A bias of the others is added once to the sum over the ranks.
-    return Partition(1) if module in _BY_COLUMNS and kind == "weight" else None
-
-
 def local_sizes(shape: ModelShape, tensor_parallel_size: int) -> dict[str, int]:
     """Number of weights of each parameter that one tensor-parallel rank holds."""
-    gated, sizes = shape.traits.gated, {}
-    for name, of_whole in shape.parameter_shapes().items():
-        sizes[name] = math.prod(of_whole) // (tensor_parallel_size if partition_of(name, gated) else 1)
-    return sizes
+    return {
+        name: math.prod(of_whole) // (tensor_parallel_size if shape.partition(name) else 1)
+        for name, of_whole in shape.parameter_shapes().items()
+    }
 
 
 def is_layer_matrix(name: str, shape: TensorShape) -> bool:

@@ -149,7 +149,7 @@ class DivergenceCheck:
 
     def __init__(self, model: Model, step: int):
         """`model` is the one that the engine trains; `step` is that of the weights it begins with."""
-        partition = model.sharding.partition
+        partition = model.shape.partition
         self._copies = {name: each for name, each in model.named_parameters() if partition(name) is None}
         self._equal_at = step
 

@@ -160,5 +160,5 @@ def load_checkpoint(plan: RunPlan, folder: Path, processes: Processes) -> torch.
     weights = checkpoint.read_weights(folder)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(model.sharding.local(name, weights[name]))
+            parameter.copy_(parallel.local_shard(weights[name], plan.shape.partition(name)))
     return model.to(torch.bfloat16 if plan.resolved.number_format == "bf16" else torch.float32).to(processes.device)

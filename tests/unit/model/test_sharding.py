@@ -11,7 +11,6 @@ from drawn_models import build
 from shapes import named, shape_of
 
 from zerokara.model import parallel
-from zerokara.model.parallel import Sharding
 from zerokara.model.shapes import local_sizes
 
 SMALL = {"num_attn_heads": 8, "tie_word_embeddings": False}
@@ -27,24 +26,29 @@ def numbered(*shape: int) -> torch.Tensor:
     return torch.arange(torch.Size(shape).numel()).view(shape)
 
 
+def fill(empty: list[torch.Tensor], shards: list[torch.Tensor]) -> None:
+    """Do what `all_gather` does on each rank."""
+    for place, shard in zip(empty, shards, strict=True):
+        place.copy_(shard)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("overrides", FAMILIES, ids=named)
 def test_shards_make_the_whole_again(overrides: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = shape_of(**overrides)
-    sharding = Sharding(shape.traits.gated)
     num_local, parameters = 0, dict(build(shape, seed=None).named_parameters())
     monkeypatch.setattr(parallel, "tensor_size", lambda: size)
     for name, parameter in parameters.items():
-        whole = numbered(*parameter.shape)
-        shards = []
+        whole, partition, shards = numbered(*parameter.shape), shape.partition(name), list[torch.Tensor]()
         for rank in range(size):
             monkeypatch.setattr(parallel, "tensor_rank", lambda rank=rank: rank)
-            shards.append(sharding.local(name, whole))
-        assert torch.equal(sharding.whole(name, shards), whole)
+            shards.append(parallel.local_shard(whole, partition))
+        monkeypatch.setattr(torch.distributed, "all_gather", lambda out, *_, made=shards, **__: fill(out, made))
+        assert torch.equal(parallel.gathered(shards[-1], partition), whole)
         num_local += shards[0].numel()
         numbers = torch.cat([shard.flatten() for shard in shards]).sort().values
         # By the mark on a parameter DeepSpeed counts a replicated one once.
-        is_replicated = sharding.partition(name) is None
+        is_replicated = partition is None
         assert parameter.tensor_model_parallel is not is_replicated, name
         if is_replicated:
             assert all(torch.equal(shard, whole) for shard in shards)

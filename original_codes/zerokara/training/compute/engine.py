@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.model import layers, weight_gradients
 from zerokara.model.builder import Model
+from zerokara.model.parallel import gathered, local_shard
 from zerokara.training.compute import optimizer_rules
 from zerokara.training.compute.optimizers import Optimizer, Place
 
@@ -152,13 +153,13 @@ def load_state(
     All tensors are unsharded; one at a time is in memory. Without its state the optimizer restarts.
     """
     assert optimizer_state or not num_updates, "an optimizer without its state has no updates"
-    local, missing = engine.model.sharding.local, _keys(engine)
+    partition, missing = engine.model.shape.partition, _keys(engine)
     for name, whole in weights:
-        engine.optimizer.write(name, None, local(name, whole))
+        engine.optimizer.write(name, None, local_shard(whole, partition(name)))
         del whole
         for key in missing.pop(name):
             if optimizer_state:
-                engine.optimizer.write(name, key, local(name, optimizer_state[f"{name}.{key}"]))
+                engine.optimizer.write(name, key, local_shard(optimizer_state[f"{name}.{key}"], partition(name)))
     assert not missing, f"no weights for {sorted(missing)}"
     engine.optimizer.set_updates(num_updates)
     engine.round_masters()
@@ -170,14 +171,15 @@ def master_weights(engine: Engine) -> Iterator[tuple[str, Tensor]]:
     A tensor may be the training's own, on its device: copy it before asking for the next.
     """
     for name in _keys(engine):
-        yield name, engine.model.sharding.gathered(name, engine.optimizer.read(name, None))
+        yield name, gathered(engine.optimizer.read(name, None), engine.model.shape.partition(name))
 
 
 def optimizer_state(engine: Engine) -> Iterator[tuple[str, Tensor]]:
     """Yield the optimizer state as ``<parameter>.<key>`` (`optimizer_rules.state_shapes`); as `master_weights`."""
     for name, keys in _keys(engine).items():
+        partition = engine.model.shape.partition(name)
         for key in keys:
-            yield f"{name}.{key}", engine.model.sharding.gathered(name, engine.optimizer.read(name, key))
+            yield f"{name}.{key}", gathered(engine.optimizer.read(name, key), partition)
 
 
 def _keys(engine: Engine) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from zerokara.base.errors import Fault
 from zerokara.base.progress import bytes_text, plural
 from zerokara.config.pretrain_config import RunConfig
-from zerokara.model.shapes import ModelShape, Partition, is_layer_matrix, local_sizes, loss_bytes, partition_of
+from zerokara.model.shapes import ModelShape, is_layer_matrix, local_sizes, loss_bytes
 from zerokara.training.compute import optimizer_rules
 from zerokara.training.compute.engine_choice import hierarchy_of, uses_deepspeed
 
@@ -284,7 +284,7 @@ def min_activation_bytes(run: MemoryForecast) -> int:
         if not is_layer_matrix(name, sizes):
             continue
         width = sizes[-2] * (shape.experts_per_token if "experts_fc1" in name else 1)
-        if partition_of(name, gated=False) == Partition(dim=0):
+        if (partition := shape.partition(name)) and partition.dim == 0:
             width //= config.tensor_parallel_size
         of_encoder = name.startswith("encoder.") or "cross_attention.linear_kv" in name
         numbers = width * (shape.input_len if of_encoder else shape.target_len)
