@@ -179,20 +179,17 @@ class EncoderDecoder(LanguageModel, T5Model):
         self.dropout.begin(sequence_numbers_B)
         bias_1HSS = _relative_position_bias(self.encoder_relative_pos_emb, encoder_input_ids_BS.size(1))
         bias_1HTT = _relative_position_bias(self.decoder_relative_pos_emb, decoder_input_ids_BT.size(1))
-        encoder_mask: Tensor | None
-        context_mask: Tensor | None
-        if segments_BS is not None:
+        context_mask = None if encoder_attention_mask_BS is None else encoder_attention_mask_BS[:, None, None].bool()
+        encoder_mask = context_mask
+        if segments_BS is None:
+            decoder_mask = torch.ones_like(bias_1HTT[:, :1], dtype=torch.bool).tril()
+        else:
             assert decoder_segments_BT is not None
             encoder_mask = same_segment(segments_BS, segments_BS)
             # Padding of a decoder target may have none in the encoder input to attend to, and then attends to the last
             # example: with nothing at all the softmax would be 0 / 0.
             context_mask = same_segment(decoder_segments_BT.minimum(segments_BS[:, -1:]), segments_BS)
             decoder_mask = intra_document_mask(decoder_segments_BT)
-        else:
-            context_mask = (
-                None if encoder_attention_mask_BS is None else encoder_attention_mask_BS[:, None, None].bool()
-            )
-            encoder_mask, decoder_mask = context_mask, torch.ones_like(bias_1HTT[:, :1], dtype=torch.bool).tril()
         encoded_SBD = self.encoder(
             self._embedded(encoder_input_ids_BS),
             **_biased(bias_1HSS, encoder_mask),

@@ -211,8 +211,8 @@ def _packed(bounds: Ids, seq_len: int) -> list[list[tuple[Window, int]]]:
     stride = stride_of(seq_len, MIN_CONTEXT)
     cut = [
         (window, first)
-        for number, (first, end) in enumerate(pairwise(bounds.tolist()))
-        for window in windows(end - first + 1, seq_len, stride, number)  # the start token stands before it
+        for first, end in pairwise(bounds.tolist())
+        for window in windows(end - first + 1, seq_len, stride)  # the start token stands before it
     ]
     rows = bin_packing.pack([window.num_inputs for window, _ in cut], seq_len)
     return [[cut[place] for place in row] for row in rows]

@@ -59,8 +59,6 @@ def target_length(input_lengths: ArrayLike, target_lengths: ArrayLike, input_cap
     full = input_capacity * targets.sum() / inputs.sum()
     longest = int(targets.max())
     tried = sorted({rounded_up(max(longest, int(np.ceil(full * share)))) for share in _TRIED_SHARES})
-    if len(tried) == 1:
-        return tried[0]
     drawn = np.random.default_rng(0).permutation(len(inputs))[:_TRIED_EXAMPLES]
     inputs, targets = inputs[drawn], targets[drawn]
     rows = [len(pack(inputs, input_capacity, targets, length)) for length in tried]

@@ -120,22 +120,17 @@ class SpanCorruption:
 
     lengths: SampleLengths
     seed: int
-    sentinels: Ids
-    """Ids of <extra_id_0>, <extra_id_1>, …"""
+    sentinel_ids: Ids
+    """Control tokens that are predicted all the same: <extra_id_0>, <extra_id_1>, …"""
     end_id: int
     """End token of the encoder input and the decoder target."""
     start_id: int
     """First input of the decoder."""
 
-    @property
-    def sentinel_ids(self) -> list[int]:
-        """Control tokens that are predicted all the same: <extra_id_0>, <extra_id_1>, …"""
-        return [int(sentinel) for sentinel in self.sentinels]
-
     def __call__(self, tokens: Ids, keys: Ids) -> Batch:
         """Make the batch of `tokens` [b, raw], with the samples' keys [b], unique in the run, which place the spans."""
         noise = noise_mask(self.lengths, self.seed, keys)
-        inputs, labels = corrupt(tokens, noise, self.sentinels, self.end_id)
+        inputs, labels = corrupt(tokens, noise, self.sentinel_ids, self.end_id)
         decoder_inputs = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=self.start_id)
         return Batch(inputs, labels, np.ones(labels.shape, np.float32), decoder_inputs=decoder_inputs)
 
@@ -149,8 +144,8 @@ class SpanCorruption:
             # In training the space before a masked span belongs to the span.
             part = part.rstrip() if _SENTINEL.fullmatch(following) else part
             sentinel = _SENTINEL.fullmatch(part)
-            number = int(sentinel.group(1)) if sentinel else len(self.sentinels)
-            ids += encoder.encode(part).tolist() if number >= len(self.sentinels) else [int(self.sentinels[number])]
+            number = int(sentinel.group(1)) if sentinel else len(self.sentinel_ids)
+            ids += self.sentinel_ids[number : number + 1].tolist() or encoder.encode(part).tolist()
         return Prompt([*ids[-(self.lengths.input - 1) :], self.end_id], [self.start_id])
 
 

@@ -21,17 +21,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zerokara.config.data import SampleLengths
 from zerokara.samples import bin_packing
 from zerokara.samples.batches import ValidationBatches
-from zerokara.samples.objective import Batch, Prompt, document_offsets, first_in_segment
+from zerokara.samples.objective import Batch, Causal, Ids, Prompt, document_offsets, first_in_segment
 from zerokara.samples.packed_tokens import DataPlan, TokenSource, document_bounds
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
-
-Ids = NDArray[np.int64]
 
 
 class PackedExamples:
@@ -139,10 +136,10 @@ class Pairs:
 
     def prompt(self, encoder: Encoder, text: str, max_new_tokens: int) -> Prompt:
         """Encode the text that is read; the beginning of one that is too long is cut off."""
-        if self.start_id is not None:
-            read = encoder.encode(text).tolist()[-(self.lengths.input - 1) :]
-            return Prompt([*read, encoder.eos_id], [self.start_id])
-        return Prompt([], encoder.prompt_ids(text)[-max(1, self.lengths.input - max_new_tokens) :])
+        if self.start_id is None:
+            return Causal(self.lengths).prompt(encoder, text, max_new_tokens)
+        read = encoder.encode(text).tolist()[-(self.lengths.input - 1) :]
+        return Prompt([*read, encoder.eos_id], [self.start_id])
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,9 @@ def test_causal_labels_are_the_inputs_one_further() -> None:
 
 
 def span_corruption(seq_len: int = 32) -> SpanCorruption:
-    return SpanCorruption(with_spans(seq_len, 0.15, 3), seed=1, sentinels=np.arange(99, 89, -1), end_id=2, start_id=3)
+    return SpanCorruption(
+        with_spans(seq_len, 0.15, 3), seed=1, sentinel_ids=np.arange(99, 89, -1), end_id=2, start_id=3
+    )
 
 
 def test_the_decoder_reads_what_it_wrote_one_later() -> None:
@@ -46,12 +48,12 @@ def test_the_decoder_reads_what_it_wrote_one_later() -> None:
     assert (batch.inputs[:, -1] == 2).all() and (batch.labels[:, -1] == 2).all() and (batch.labels[:, 0] == 99).all()
     assert batch.loss_mask.all() and len(batch.arguments()) == 5
     for row in range(3):
-        assert np.array_equal(merged(batch.inputs[row], batch.labels[row], made.sentinels, 2), tokens[row])
+        assert np.array_equal(merged(batch.inputs[row], batch.labels[row], made.sentinel_ids, 2), tokens[row])
 
 
 def test_a_prompt_has_sentinels(span_data: dict[str, str]) -> None:
     encoder, made = Encoder(span_data["input_tokenizer_file"]), span_corruption()
-    ids = {number: int(made.sentinels[number]) for number in range(10)}
+    ids = {number: int(made.sentinel_ids[number]) for number in range(10)}
     first, last = encoder.encode("abc").tolist(), encoder.encode(" de").tolist()
     assert made.prompt(encoder, "abc <extra_id_0> de<extra_id_1>", 5) == Prompt([*first, ids[0], *last, ids[1], 2], [3])
     assert made.prompt(encoder, "abc", 5).encoder_ids == [*first, ids[0], 2], (

@@ -105,7 +105,7 @@ def lengths_of(batch: Batch) -> list[int]:
 
 def masked(seq_len: int = 8) -> SpanCorruption:
     lengths = data.with_spans(seq_len, 0.3, 1.5)  # of 8 tokens 2 or 3 are noise
-    return SpanCorruption(lengths, seed=1, sentinels=np.arange(99, 89, -1), end_id=2, start_id=3)
+    return SpanCorruption(lengths, seed=1, sentinel_ids=np.arange(99, 89, -1), end_id=2, start_id=3)
 
 
 @pytest.mark.parametrize(("num_ranks", "micro"), [(1, 1), (1, 4), (2, 1), (3, 2)])
@@ -117,7 +117,7 @@ def test_masked_samples_cover_every_part_whole(prefix: Path, num_ranks: int, mic
     per_rank = [list(evaluation.batches(micro, rank, num_ranks)) for rank in range(num_ranks)]
     for number, part in enumerate([tokens[:7], [], tokens[7:]]):
         texts = [
-            merged(read, written, made.sentinels, 2).tolist()
+            merged(read, written, made.sentinel_ids, 2).tolist()
             for batch in of_part(per_rank, number)
             for read, written, counts in zip(batch.inputs, batch.labels, batch.loss_mask[:, 0], strict=True)
             if counts
