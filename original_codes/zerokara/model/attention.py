@@ -210,7 +210,6 @@ def variable_length_attention(
 
     query_BSHE, key_BSKE, value_BSKE = (sequence_first(x).transpose(0, 1) for x in (query_SBHE, key_SBKE, value_SBKE))
     batch, length, num_heads, _ = query_BSHE.shape
-    has_groups = num_heads > key_BSKE.size(2)
     query_PHE, key_PKE, value_PKE = (x.flatten(0, 1) for x in (query_BSHE, key_BSKE, value_BSKE))
     out_PHE = varlen_attn(
         query_PHE,
@@ -222,7 +221,7 @@ def variable_length_attention(
         length,
         scale=scale,
         window_size=(-1, 0),  # causal
-        enable_gqa=has_groups,
+        enable_gqa=num_heads > key_BSKE.size(2),
     )
     assert isinstance(out_PHE, Tensor)
     return sequence_first(out_PHE.unflatten(0, (batch, length)).transpose(0, 1)).flatten(2)

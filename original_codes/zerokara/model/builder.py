@@ -93,7 +93,7 @@ def _model_of(shape: ModelShape, config: TransformerConfig, dropout: Dropout) ->
         **common,
         encoder_config=config,
         transformer_encoder_layer_spec=_block_spec(shape, dropout, causal=False),
-        transformer_decoder_layer_spec=_block_spec(shape, dropout, causal=True, has_cross_attention=True),
+        transformer_decoder_layer_spec=_block_spec(shape, dropout, causal=True),
         position_embedding_type="relative",
         relative_attention_num_buckets=shape.relative_attention_num_buckets,
         relative_attention_max_distance=shape.relative_attention_max_distance,
@@ -152,7 +152,6 @@ def _config(shape: ModelShape) -> TransformerConfig:
         attention_dropout=0.0,
         use_cpu_initialization=True,
         perform_initialization=False,
-        params_dtype=torch.float32,
         # These fusions are wrapped in torch.compile (megatron/core/jit.py): they would compile while the run waits.
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
@@ -161,16 +160,13 @@ def _config(shape: ModelShape) -> TransformerConfig:
         gradient_accumulation_fusion=False,
         # Weight gradients belong to the engine.
         async_tensor_model_parallel_allreduce=False,
-        persist_layer_norm=False,
         activation_func=_ACTIVATIONS[traits.activation],
         softmax_scale=softmax_scale,
     )
 
 
-def _block_spec(
-    shape: ModelShape, dropout: Dropout, causal: bool, has_cross_attention: bool = False
-) -> TransformerBlockSubmodules:
-    """The specification of a stack of layers."""
+def _block_spec(shape: ModelShape, dropout: Dropout, causal: bool) -> TransformerBlockSubmodules:
+    """The specification of a stack of layers: of a decoder, or without causality of an encoder."""
     traits = shape.traits
     input_norm, last_linear, feed_forward = WrappedTorchNorm, RowLinear, FeedForward
     if traits.norms_outputs:
@@ -198,7 +194,7 @@ def _block_spec(
         )
 
     across: dict[str, Any] = {}
-    if has_cross_attention:
+    if causal and traits.is_encoder_decoder:
         submodules = CrossAttentionSubmodules(
             linear_q=ColumnLinear, linear_kv=ColumnLinear, core_attention=FusedAttention, linear_proj=RowLinear
         )

@@ -134,7 +134,6 @@ class Decoder(LanguageModel, GPTModel):
             weight, head_dim = self.embedding.word_embeddings.weight, self.shape.head_dim
             if attention_mask is None or not attention.has_variable_length_kernel(weight, head_dim):
                 attention_mask = intra_document_mask(segments_BS)
-        examples_BS = self._examples_or_padding(segments_BS, num_examples_B)
         tables = None
         if self.position_embedding_type == "rope":
             angles = sequence_first(self.rotary_pos_emb(tokens_BS.size(1)))
@@ -143,7 +142,7 @@ class Decoder(LanguageModel, GPTModel):
             self._embedded(tokens_BS, positions_BS),
             attention_mask,
             rotary_pos_emb=tables,
-            padding_mask=examples_BS,
+            padding_mask=self._examples_or_padding(segments_BS, num_examples_B),
         )
         return sequence_first(hidden_SBD)
 

@@ -81,7 +81,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         mask_N: Tensor | None,
         needs_gradient: bool,
     ) -> Tensor:
-        projection = projection._replace(weight_VD=weight_VD)
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
         grad_hidden_ND = torch.empty_like(hidden_ND if needs_gradient else hidden_ND[:0])
         # The sum over chunks is kept in fp32: in bf16 each addition would round.

@@ -249,20 +249,18 @@ def _mixed_stages(config: PretrainConfig, sources: Sequence[TokenSource]) -> Ite
         return max(1, round(tokens / lengths.raw)) if tokens else 0
 
     for stage in config.stages or (Stage(tokens="rest"),):
-        weights, length = stage.source_weights or config.source_weights, None
+        weights = stage.source_weights or config.source_weights
+        length = None if stage.num_tokens is None else samples_in(stage.num_tokens)
         if stage.source_tokens is not None:
             # With the numbers of samples as weights, each source gets exactly these numbers.
             whole = tuple(map(samples_in, stage.source_tokens))
             length = sum(whole)
+        elif isinstance(weights, str):
+            whole = tuple(lengths.samples_in(source.num_tokens) for source in sources)
+            if weights == "replay":
+                whole = (round(sum(whole[1:]) * (1 / REPLAY_SHARE - 1)), *whole[1:])
         else:
-            if isinstance(weights, str):
-                whole = tuple(lengths.samples_in(source.num_tokens) for source in sources)
-                if weights == "replay":
-                    whole = (round(sum(whole[1:]) * (1 / REPLAY_SHARE - 1)), *whole[1:])
-            else:
-                whole = whole_weights(weights)
-            if stage.num_tokens is not None:
-                length = samples_in(stage.num_tokens)
+            whole = whole_weights(weights)
         yield MixedStage(whole, length, stage.order or config.order, stage.name or "")
 
 
