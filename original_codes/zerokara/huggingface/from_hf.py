@@ -136,7 +136,12 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
         has_limit = isinstance(longest, int | float) and 0 < longest <= _MAX_CONTEXT
         values["seq_len"] = int(longest or 0) if has_limit else _T5_CONTEXT
     values |= {"architecture": name, "tie_word_embeddings": config.tie_word_embeddings}
-    shape = ModelShape.from_config(ModelSettings(**values), config.vocab_size)
+    try:
+        shape = ModelShape.from_config(ModelSettings(**values), config.vocab_size)
+    except ValidationError as error:
+        theirs = {ours: key for key, ours in family.settings.items()}
+        wrong = "; ".join(f"{theirs.get(str(each['loc'][0]), '')}: {each['msg']}" for each in error.errors())
+        raise UserError(Fault(str(folder / "config.json"), f"is of no model: {wrong}")) from error
     if faults := _differences(folder, shape, config, stored, fault):
         raise UserError(faults)
     return values

@@ -290,6 +290,16 @@ def test_whatever_stands_in_a_folders_json_there_is_a_fault(
     assert (fault.key or fault.where) == ("init_from" if fault.key else str(tmp_path / name))
 
 
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_key_value_heads", "rms_norm_eps"])
+def test_a_size_that_no_model_has_is_told_by_its_name_in_config_json(
+    tmp_path: Path, encoder: Encoder, key: str
+) -> None:
+    settings = exported(tmp_path, encoder)
+    edit(tmp_path / "config.json", **{key: 0})
+    fault = configs.fault_of(from_hf.settings_of, tmp_path, settings.fault)
+    assert key in f"{fault.rule} {fault.where}"
+
+
 def test_code_that_a_folder_brings_is_not_run(tmp_path: Path, encoder: Encoder) -> None:
     folder, trace = tmp_path / "hf", tmp_path / "trace"
     settings = exported(folder, encoder)
