@@ -10,7 +10,7 @@ from tiny import Trained
 
 from zerokara.base.errors import RunError
 from zerokara.training.monitoring import step_metrics
-from zerokara.training.planning import run_lock
+from zerokara.training.planning import run_folder
 
 
 @pytest.mark.slow
@@ -39,11 +39,11 @@ def test_whenever_a_run_is_asked_to_stop_it_resumes(forge: Forge, unbroken: Trai
 
 
 def test_a_file_called_stop(forge: Forge, unbroken: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lock, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
     run_dir = tmp_path / "run"
     forge.start(run_dir, {"hold": [{"at_step": 4, "exists": str(run_dir / "STOP")}]}, **COMMON)
     wait_for(lambda: 3 in forge.values("step"))
-    with pytest.raises(RunError, match="another process is training here"), run_lock.training_lock(run_dir):
+    with pytest.raises(RunError, match="another process is training here"), run_folder.training_lock(run_dir):
         raise AssertionError("it must not begin")
     (run_dir / "STOP").touch()
     assert forge.wait() == 0, forge.log

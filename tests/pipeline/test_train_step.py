@@ -16,7 +16,7 @@ from faults.running import wait_for
 from zerokara import checkpoint
 from zerokara.base import manifest
 from zerokara.training.monitoring import step_metrics
-from zerokara.training.planning import run_lock
+from zerokara.training.planning import run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("warm_python")
@@ -41,7 +41,7 @@ def recorded_steps(run_dir: Path) -> list[int]:
 
 def everything(run_dir: Path) -> dict[str, bytes]:
     """Each file of a run and what is in it, but for the name of who has last held it."""
-    files = (path for path in run_dir.rglob("*") if path.is_file() and path.name != run_lock.LOCK_NAME)
+    files = (path for path in run_dir.rglob("*") if path.is_file() and path.name != run_folder.LOCK_NAME)
     return {str(path.relative_to(run_dir)): path.read_bytes() for path in files}
 
 

@@ -15,7 +15,7 @@ from zerokara.config.pretrain_config import RunConfig
 from zerokara.steps import command, preflight
 from zerokara.training import launching, resume_proof
 from zerokara.training.nodes.machines import Machines
-from zerokara.training.planning import plan_table, run_folder, run_lock, run_plan
+from zerokara.training.planning import plan_table, run_folder, run_plan
 
 HELP = {
     "redo": "start over; a run that lies there is set aside under another name, which is printed, and never deleted",
@@ -43,7 +43,7 @@ def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = r
         if not (options.dry_run or machines.is_first):
             stack.enter_context(_reported_to_first(machines))
         if trains and machines.is_first:  # another machine may share the first one's folder, which is locked there
-            stack.enter_context(run_lock.command_lock(config))
+            stack.enter_context(run_folder.command_lock(config))
         earlier = run_folder.look(config)
         initial = earlier.initial_settings if earlier and not options.redo else None
         plan = run_plan.make_plan(config, initial_settings=initial, nodes=machines.number, task=task)

@@ -16,7 +16,7 @@ from zerokara.base.errors import Fault, RunError, Stopped, refuse
 from zerokara.base.progress import count_text, log, plural, seconds_text, summary
 from zerokara.training import auto_settings
 from zerokara.training.nodes.machines import Machines
-from zerokara.training.planning import earlier_run, plan_table, run_folder, run_lock, schedule
+from zerokara.training.planning import earlier_run, plan_table, run_folder, schedule
 from zerokara.training.planning.earlier_run import EarlierRun
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 from zerokara.training.spawning import spawn
@@ -91,7 +91,7 @@ def train(start: Start, machines: Machines, commands: Commands, sets_aside: bool
             plan = check_consistent(rendezvous, plan)
             owns_run_dir = rendezvous.owns_run_dir(plan.run_dir)
             if owns_run_dir and not machines.is_first:
-                stack.enter_context(run_lock.command_lock(plan.requested))
+                stack.enter_context(run_folder.command_lock(plan.requested))
         else:
             plan = auto_settings.with_micro_batch(plan, start.resumed)
         if owns_run_dir:

@@ -21,14 +21,14 @@ from zerokara.model.experts import statistics
 from zerokara.training.compute.engine import Engine
 from zerokara.training.guards import DivergenceCheck, MustEnd, StepGuard, StepRecord, find_bad_samples
 from zerokara.training.logbook import Logbook
-from zerokara.training.planning import run_lock
+from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import RAISE, hours_are_used_up
 from zerokara.training.processes.joining import Processes, join
+from zerokara.training.processes.supervision import STOP_NAME, StopRequest
 from zerokara.training.run import StepBatches, newest_checkpoint, open_run, state_of
 from zerokara.training.sample_texts import Sampler
 from zerokara.training.saving import Saver
-from zerokara.training.stop_request import STOP_NAME, StopRequest
 from zerokara.training.validation import Validation, of_loss
 
 
@@ -50,7 +50,7 @@ class Trainer:
         self.processes = processes = join(plan)
         self._folder_lock = contextlib.ExitStack()
         if processes.leads:
-            self._folder_lock.enter_context(run_lock.training_lock(plan.run_dir))
+            self._folder_lock.enter_context(run_folder.training_lock(plan.run_dir))
             stop.watch_file(plan.run_dir / STOP_NAME)
         self.run = run = open_run(plan, processes, newest_checkpoint(plan, processes))
         self.state = run.state

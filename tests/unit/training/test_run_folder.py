@@ -26,7 +26,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.steps import command, train
 from zerokara.tokenizer import MODEL_NAME
 from zerokara.training import launching
-from zerokara.training.planning import earlier_run, plan_table, run_folder, run_lock, run_plan
+from zerokara.training.planning import earlier_run, plan_table, run_folder, run_plan
 from zerokara.training.planning.run_plan import RunPlan
 
 Plan = Callable[..., RunPlan]
@@ -113,7 +113,7 @@ def test_a_start_that_was_aborted_before_its_first_checkpoint_blocks_nothing(pla
     run_dir = first.run_dir
     run_dir.mkdir()
     # Killed while it wrote its first file, and while it held the folder.
-    for name in ("run.json.123.partial", *run_lock.LOCK_NAMES):
+    for name in ("run.json.123.partial", *run_folder.LOCK_NAMES):
         (run_dir / name).touch()
     assert changes(first) == {}
     run_folder.claim(first)
@@ -146,9 +146,9 @@ def test_redo_sets_a_run_aside_and_says_so(plan_of: Plan, tmp_path: Path, is_lin
         old = real.with_name(f"{real.name}.old-{number}")
         lines = " ".join(redo(plan))
         assert str(old) in lines and "of step 1" in lines and "complete" not in lines
-        with run_lock.command_lock(plan.requested):
+        with run_folder.command_lock(plan.requested):
             run_folder.set_aside(plan.run_dir)
-            assert [path.name for path in real.iterdir()] == [run_lock.COMMAND_LOCK_NAME]  # still held
+            assert [path.name for path in real.iterdir()] == [run_folder.COMMAND_LOCK_NAME]  # still held
             begin(plan)
         assert checkpoint.all_steps(old) == checkpoint.all_steps(real) == [1] and not list(old.glob("*.lock"))
     assert (real.with_name(f"{real.name}.old-1") / "notes.txt").read_text(encoding="utf-8") == "mine"
@@ -207,27 +207,27 @@ def test_training_processes_that_a_killed_command_left_are_waited_for(
 ) -> None:
     plan = plan_of()
     run_folder.claim(plan)
-    monkeypatch.setattr(run_lock, "LOCK_SECONDS", 1)
-    with run_lock.training_lock(plan.run_dir):
-        for again in (run_lock.training_lock(plan.run_dir), run_lock.command_lock(plan.requested)):
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 1)
+    with run_folder.training_lock(plan.run_dir):
+        for again in (run_folder.training_lock(plan.run_dir), run_folder.command_lock(plan.requested)):
             with pytest.raises(RunError, match=str(plan.run_dir)), again:
                 raise AssertionError("it must not begin")
             assert str(plan.run_dir) in capsys.readouterr().out
-    with run_lock.command_lock(plan.requested), run_lock.training_lock(plan.run_dir):
+    with run_folder.command_lock(plan.requested), run_folder.training_lock(plan.run_dir):
         pass  # by the training process of this command
 
 
 def test_a_folder_that_is_refused_or_aborted_is_gone_again(plan_of: Plan, tmp_path: Path) -> None:
     plan = plan_of(f"output_model_dir={tmp_path / 'models' / 'it' / 'run'}")
     deep = plan.requested
-    with pytest.raises(KeyboardInterrupt), run_lock.command_lock(deep):
+    with pytest.raises(KeyboardInterrupt), run_folder.command_lock(deep):
         raise KeyboardInterrupt
     assert not (tmp_path / "models").exists()
-    with run_lock.command_lock(deep):
+    with run_folder.command_lock(deep):
         pass  # a dry run
     assert not (tmp_path / "models").exists()
     plan = replace(plan, data=replace(plan.data, run_files={"chat_template.jinja": "{{ a }}"}))
-    with run_lock.command_lock(deep):
+    with run_folder.command_lock(deep):
         run_folder.claim(plan)
     names = {path.name for path in plan.run_dir.iterdir()} - {"chat_template.jinja"}
     assert names == {run_folder.IDENTITY_NAME, RESOLVED_NAME, run_plan.PLAN_NAME, MODEL_NAME}
@@ -241,21 +241,21 @@ def test_a_second_command_is_told_at_once_who_holds_the_folder(plan_of: Plan, ti
     command = ["--config", tiny_data["config"], "--set", f"output_model_dir={plan.run_dir}"]
     calls = "codes = [train.main([*sys.argv[1:], *more]) for more in ([], ['--redo'], ['--dry-run'])]"
     program = f"import sys; from zerokara.steps import train; {calls}; print(*codes, 'torch' in sys.modules)"
-    with run_lock.command_lock(plan.requested):
+    with run_folder.command_lock(plan.requested):
         before = {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")}
         done = run_program(program, *command)
         assert done.stdout.split() == ["2", "2", "2", "False"], done.stderr
         assert done.stderr.count(f"output_model_dir = {plan.run_dir}: ") == 3
         assert done.stderr.count(f" process {os.getpid()};") == 3
         assert {path: path.stat().st_mtime_ns for path in plan.run_dir.rglob("*")} == before
-        with pytest.raises(UserError, match=f"by process {os.getpid()}"), run_lock.command_lock(plan.requested):
+        with pytest.raises(UserError, match=f"by process {os.getpid()}"), run_folder.command_lock(plan.requested):
             raise AssertionError("it must not begin")
-        (plan.run_dir / run_lock.COMMAND_LOCK_NAME).write_bytes(orjson.dumps({"pid": 7, "host": "node7"}))
-        with pytest.raises(UserError, match="process 7 on node7") as caught, run_lock.command_lock(plan.requested):
+        (plan.run_dir / run_folder.COMMAND_LOCK_NAME).write_bytes(orjson.dumps({"pid": 7, "host": "node7"}))
+        with pytest.raises(UserError, match="process 7 on node7") as caught, run_folder.command_lock(plan.requested):
             raise AssertionError("it must not begin")
         assert caught.value.faults[0].key == "output_model_dir" and "kill" not in caught.value.faults[0].remedy
-    (plan.run_dir / run_lock.COMMAND_LOCK_NAME).touch()  # of a command that was killed
-    with run_lock.command_lock(plan.requested):
+    (plan.run_dir / run_folder.COMMAND_LOCK_NAME).touch()  # of a command that was killed
+    with run_folder.command_lock(plan.requested):
         pass
 
 
@@ -264,13 +264,13 @@ def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited
     ended.wait()
     config = plan_of().requested
     Path(config.output_model_dir).mkdir()
-    path = Path(config.output_model_dir) / run_lock.COMMAND_LOCK_NAME
+    path = Path(config.output_model_dir) / run_folder.COMMAND_LOCK_NAME
     path.write_bytes(orjson.dumps({"pid": ended.pid, "host": socket.gethostname()}))
     with open(path, "rb") as still_there:
         fcntl.flock(still_there, fcntl.LOCK_EX)
         cleared = threading.Timer(0.3, lambda: fcntl.flock(still_there, fcntl.LOCK_UN))
         cleared.start()
-        with run_lock.command_lock(config):
+        with run_folder.command_lock(config):
             cleared.join()
 
 

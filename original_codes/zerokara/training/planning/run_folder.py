@@ -1,6 +1,12 @@
-"""The run folder: its files, and the record of a run that has ended; `run_lock` has its locks."""
+"""The run folder: its files, its locks, and the record of a run that has ended.
 
-from collections.abc import Sequence
+Two files are locked (`file_lock`), so that one command and one run at a time work in a folder: ``command.lock`` by the
+command that the user typed, from before torch is imported to its end; and ``lock`` by the first training process, which
+may outlive a command that was killed, in order to save.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,9 +14,9 @@ from typing import Any
 import orjson
 
 from zerokara import checkpoint
-from zerokara.base import manifest
-from zerokara.base.durable import ASIDE_ENDING, PARTIAL_SUFFIX, unused_name, write_file, write_json
-from zerokara.base.errors import Fault, UserError
+from zerokara.base import file_lock, manifest
+from zerokara.base.durable import ASIDE_ENDING, PARTIAL_SUFFIX, made_folder, unused_name, write_file, write_json
+from zerokara.base.errors import Fault, RunError, UserError
 from zerokara.base.progress import count_text, seconds_text
 from zerokara.checkpoint.folders import EXPORTED_PARTS, IDENTITY_NAME, METRICS_NAME
 from zerokara.config.loading import RESOLVED_NAME
@@ -18,10 +24,52 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.writing import as_yaml
 from zerokara.model.shapes import ModelShape
 from zerokara.training.planning.earlier_run import PLACES, WITHOUT_EFFECT, EarlierRun, identity_of
-from zerokara.training.planning.run_lock import COMMAND_LOCK_NAME, LOCK_NAMES
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 
 MANIFEST_NAME = "manifest.json"
+LOCK_NAME, COMMAND_LOCK_NAME = LOCK_NAMES = "lock", "command.lock"
+LOCK_SECONDS = 60
+
+
+@contextlib.contextmanager
+def training_lock(run_dir: Path) -> Iterator[None]:
+    """Lock a run folder for training as long as the block lasts.
+
+    Raises:
+        RunError: another process holds it, and did not release it within a minute.
+    """
+    with contextlib.ExitStack() as stack:
+        if not stack.enter_context(file_lock.held(run_dir / LOCK_NAME)):
+            print(f"another process is training in {run_dir}; waiting for it to save and exit", flush=True)
+            if not stack.enter_context(file_lock.held(run_dir / LOCK_NAME, LOCK_SECONDS)):
+                rule = "another process is training here; stop it, or choose another output_model_dir"
+                raise RunError(f"{run_dir}: {rule}")
+        yield
+
+
+@contextlib.contextmanager
+def command_lock(config: TrainingSettings) -> Iterator[None]:
+    """Make `output_model_dir` if it does not exist, and lock it for this command as long as the block lasts.
+
+    Training processes that a killed command left behind, and that are still saving, are waited for. A new folder in
+    which nothing was written is removed again.
+
+    Raises:
+        UserError: another command is running there; names its process.
+        RunError: training processes that a killed command left behind do not end.
+    """
+    run_dir = Path(config.output_model_dir)
+    path = run_dir / COMMAND_LOCK_NAME
+    with made_folder(run_dir), file_lock.held(path) as is_ours:
+        if not is_ours:
+            holder = file_lock.read_holder(path)
+            stop = f", stop it (kill {holder.pid}: it saves and exits)" if holder and holder.is_here else ""
+            rule, remedy = f"is in use by {holder or 'another command'}", f"wait for it{stop}, or choose another folder"
+            raise UserError(config.fault("output_model_dir", rule, remedy))
+        if (run_dir / LOCK_NAME).exists():
+            with training_lock(run_dir):
+                pass
+        yield
 
 
 def look(config: TrainingSettings) -> EarlierRun | None:

@@ -1,7 +1,7 @@
 """Start and end of training processes, for the parent and for themselves: exit codes, signals. Without torch.
 
 The launching process passes a request to stop on as SIGTERM (`SignalForwarding`); a training process answers it by
-saving at the end of its step (`training.stop_request`).
+saving at the end of its step (`StopRequest`).
 """
 
 import atexit
@@ -12,6 +12,7 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -25,6 +26,8 @@ OUT_OF_MEMORY = 12
 """Exit code of a training process that ran out of memory and reported it (ENOMEM)."""
 LOST_CONNECTION = 13
 """Exit code of a training process that lost the others: it can do nothing for it."""
+STOP_NAME = "STOP"
+"""``touch STOP`` in the run folder asks, from any machine that sees it."""
 
 
 def forked(module: str, *arguments: str) -> None:
@@ -100,3 +103,39 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+
+
+class StopRequest:
+    """Request to stop this process, by SIGTERM, SIGINT (Ctrl-C), or in the first process by other `reasons`.
+
+    The processes agree in the sum of each step's loss, and save at the end of the step. A second Ctrl-C exits at once,
+    as does any request before the first step, when there is nothing to save.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Source of the request; empty while there is none."""
+        self.at_once = True
+        """True while there is nothing to save yet, so that a request does not wait for the end of a step."""
+        self.reasons: list[Callable[[], str]] = []
+        """Called after each step, in the first process: each returns a reason to stop, or nothing."""
+        signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGINT, self._handle)
+
+    def watch_file(self, path: Path) -> None:
+        """Stop when a file appears; one that is there was meant for an earlier start, and is deleted."""
+        path.unlink(missing_ok=True)
+        self.reasons.append(lambda: f"the file {path}" if path.exists() else "")
+
+    def poll(self) -> bool:
+        """Return True if this process has a request."""
+        for reason in self.reasons:
+            self.reason = self.reason or reason()
+        return bool(self.reason)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        is_second = bool(self.reason) and number == signal.SIGINT
+        name = "Ctrl-C (SIGINT)" if number == signal.SIGINT else signal.Signals(number).name
+        self.reason = self.reason or name
+        if is_second or self.at_once:
+            raise KeyboardInterrupt(self.reason)
