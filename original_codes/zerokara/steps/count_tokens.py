@@ -41,7 +41,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
         ("valid", _split_text(valid, lengths) if valid is not None else "none (valid_fraction is 0)"),
         *((name, f"{each['documents']:,} documents, {each['tokens']:,} training tokens") for name, each in of_sources),
         ("train_tokens", length),
-        ("run", f"{steps}: {course.num_tokens:,} tokens, {course.epochs_at(course.num_steps):.3f} epochs"),
+        ("run", f"{steps}: {course.num_tokens:,} tokens, {course.epochs:.3f} epochs"),
         *plan.data.plan_rows,
     ]
     if options.write:

@@ -99,15 +99,16 @@ class Schedule:
         return self.num_steps * self.batch_tokens
 
     @property
+    def epochs(self) -> float:
+        """Epochs of the whole run."""
+        return self.num_steps * self.config.global_batch / self.samples_per_epoch
+
+    @property
     def text(self) -> str:
         """The length, for display."""
         sequences = f"{self.config.global_batch} sequences = {count_text(self.num_tokens)} tokens"
-        epochs = f"{self.epochs_at(self.num_steps):.3f} epochs; {plural(self.warmup_steps, 'warm-up step')}"
+        epochs = f"{self.epochs:.3f} epochs; {plural(self.warmup_steps, 'warm-up step')}"
         return f"{plural(self.num_steps, 'step')} × {sequences} = {epochs}"
-
-    def epochs_at(self, step: int) -> float:
-        """Epochs after `step` steps."""
-        return step * self.config.global_batch / self.samples_per_epoch
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of update `step`, counted from 1 to `num_steps`.
@@ -181,11 +182,8 @@ class Consumption:
 
 def extent_of(training: DataPlan) -> tuple[int, int, list[int | None]]:
     """Return the tokens of a sample, the samples of an epoch, and those of each stage: the length depends on them."""
-    return (
-        training.lengths.raw,
-        training.samples_per_epoch,
-        [stage.num_samples for stage in training.stages],
-    )
+    stage_samples = [stage.num_samples for stage in training.stages]
+    return training.lengths.raw, training.samples_per_epoch, stage_samples
 
 
 def consumption(training: DataPlan, schedule: Schedule) -> Consumption:
