@@ -168,7 +168,7 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
         )
         with contextlib.closing(loader):
             processes = Processes(task.device, rank=0)
-            guard = StepGuard(settings.spike_sigmas, settings.max_skipped_steps)
+            guard = StepGuard(settings)
             for step in steps:
                 train_step(engine, processes, loader, step, schedule.learning_rate(step), guard, stop=lambda: False)
                 turns.done()

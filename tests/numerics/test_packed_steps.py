@@ -66,7 +66,7 @@ def train(config: PretrainConfig, folder: str, own_tokens: bool = False) -> dict
     layout = BatchLayout(config.global_batch_size, config.micro_batch, parallel.data_size())
     objective = Pairs(lengths, PAD if both else None)
     batches = Batches(data.tokens(), data.order(), layout, objective, parallel.data_rank())
-    guard = StepGuard(config.spike_sigmas, config.max_skipped_steps)
+    guard = StepGuard(config)
     processes = (OwnTokens if own_tokens else Processes)(torch.device("cpu"), torch.distributed.get_rank())
 
     numbers = range(1, NUM_STEPS + 1)

@@ -34,7 +34,7 @@ def stepper(
     config: PretrainConfig, engine: Engine, processes: Processes, seed: int, pins: bool = False
 ) -> Callable[[int], None]:
     """Return a function that trains the step of a number, on batches pinned as the loader's if `pins`."""
-    generator, guard = torch.Generator().manual_seed(seed), StepGuard(config.spike_sigmas, config.max_skipped_steps)
+    generator, guard = torch.Generator().manual_seed(seed), StepGuard(config)
 
     def step(number: int) -> None:
         loader = iter([batches_of(config, generator, parallel.data_size(), pins)])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from zerokara.base.errors import RunError
 from zerokara.checkpoint import TrainingState
+from zerokara.config.engine import MonitoringSettings
 from zerokara.model import parallel
 from zerokara.model.builder import Model
 from zerokara.samples.batches import Batches
@@ -56,13 +57,9 @@ class StepRecord:
 class StepGuard:
     """Decides which steps are skipped; every process decides alike, since all of them know the same losses."""
 
-    def __init__(self, spike_sigmas: float, max_skipped_steps: int, state: TrainingState | None = None):
-        """Restore the guard from `state`, if there is one.
-
-        A loss more than `spike_sigmas` standard deviations above the mean of the recent ones is a spike; 0 is never.
-        `max_skipped_steps` steps in a row may be skipped.
-        """
-        self._spike_sigmas, self._max_skipped_steps = spike_sigmas, max_skipped_steps
+    def __init__(self, config: MonitoringSettings, state: TrainingState | None = None):
+        """Restore the guard from `state`, if there is one; `spike_sigmas` and `max_skipped_steps` are the settings."""
+        self._spike_sigmas, self._max_skipped_steps = config.spike_sigmas, config.max_skipped_steps
         self.skipped_steps = state.skipped_steps if state else 0
         self.skipped_in_row = state.skipped_in_row if state else 0
         self.recent_losses = state.recent_losses if state else ()

@@ -55,7 +55,7 @@ class Trainer:
         self.run = run = open_run(plan, processes, newest_checkpoint(plan, processes))
         self.state = run.state
         """The newest state that was saved, or that the start began with."""
-        self.guard = StepGuard(config.spike_sigmas, config.max_skipped_steps, run.state)
+        self.guard = StepGuard(config, run.state)
         self.divergence = DivergenceCheck(run.model, run.state.step)
         self.logbook = Logbook(plan, run.samples, run.state, processes)
         if processes.is_first:

@@ -118,7 +118,7 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
     processes, config, schedule = join(plan), plan.resolved, plan.schedule
     device, log = processes.device, processes.log
     pool = plan.memory.pools[0]
-    run, guard = open_run(plan, processes), StepGuard(config.spike_sigmas, config.max_skipped_steps)
+    run, guard = open_run(plan, processes), StepGuard(config)
     seen, seconds = profile_first_forward(run.model), list[float]()
     last_step = max(MIN_STEPS, min(MAX_STEPS, schedule.num_steps))
     with closing(run.loader(last_step)) as loader:

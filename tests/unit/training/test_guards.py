@@ -7,6 +7,7 @@ import torch
 from drawn_models import build
 from shapes import shape_of
 
+from zerokara.config.engine import MonitoringSettings
 from zerokara.model import parallel
 from zerokara.training.guards import (
     FEWEST_STEPS,
@@ -22,13 +23,13 @@ NORM = "decoder.final_layernorm.weight"
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_skipped(number: float) -> None:
-    guard = StepGuard(spike_sigmas=0, max_skipped_steps=3)
+    guard = StepGuard(MonitoringSettings(spike_sigmas=0, max_skipped_steps=3))
     assert str(number) in guard.skip_reason_of_loss(number)
     assert not guard.skip_reason_of_loss(1e9)  # spike_sigmas is 0
 
 
 def test_a_loss_spike_is_measured_against_the_last_good_losses() -> None:
-    guard = StepGuard(spike_sigmas=3, max_skipped_steps=3)
+    guard = StepGuard(MonitoringSettings(spike_sigmas=3, max_skipped_steps=3))
     for number in range(FEWEST_STEPS):
         assert not guard.skip_reason_of_loss(100.0)  # too few to judge by
         guard.note(2.0 if number % 2 else 4.0, "")  # mean 3, standard deviation 1
@@ -44,7 +45,7 @@ def test_a_loss_spike_is_measured_against_the_last_good_losses() -> None:
 
 
 def test_one_skipped_step_too_many_in_a_row_gives_up() -> None:
-    guard = StepGuard(spike_sigmas=0, max_skipped_steps=2)
+    guard = StepGuard(MonitoringSettings(spike_sigmas=0, max_skipped_steps=2))
     for step in (1, 2, 3, 4, 5):
         skip_reason = "" if step == 3 else "the loss is nan"
         guard.note(3.0, skip_reason)
