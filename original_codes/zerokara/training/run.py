@@ -4,7 +4,6 @@ Training opens all of it, the trial of a dry run all but the checkpoint, the eva
 """
 
 import contextlib
-import socket
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ import torch.distributed
 from torch import Tensor
 
 from zerokara import checkpoint
-from zerokara.base import progress
 from zerokara.base.errors import RunError
 from zerokara.base.progress import count_text
 from zerokara.checkpoint import TrainingState
@@ -149,7 +147,7 @@ def newest_checkpoint(plan: RunPlan, processes: Processes) -> Checkpoint | None:
             try:
                 step = int(newest_step())
             except RunError as error:  # others have one, or this is how all of them find none
-                progress.log(f"{socket.gethostname()}: {error}")
+                processes.log_from_folder(str(error))
                 step = -1
     steps = processes.numbers_of_all(step if processes.leads else -1)
     if (newest := max(steps)) < 0:
@@ -163,13 +161,9 @@ def newest_checkpoint(plan: RunPlan, processes: Processes) -> Checkpoint | None:
     stored = optimizer_rules.checkpoint_shapes(plan.resolved.optimizer_name, plan.shape)
     shapes = {name: stored.pop(name) for name in plan.shape.parameter_shapes()}
     weights, moments = (read(folder) if reads else {} for read in (checkpoint.read_weights, checkpoint.read_moments))
-    sent = sent_tensors(weights.__getitem__, source, shapes, processes)
-    return (
-        folder,
-        checkpoint.parse_state(text, path),
-        sent,
-        sent_tensors(moments.__getitem__, source, stored, processes),
-    )
+    sent_weights = sent_tensors(weights.__getitem__, source, shapes, processes)
+    sent_moments = sent_tensors(moments.__getitem__, source, stored, processes)
+    return folder, checkpoint.parse_state(text, path), sent_weights, sent_moments
 
 
 def build_model(plan: RunPlan) -> Model:

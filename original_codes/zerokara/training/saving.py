@@ -10,7 +10,6 @@ import contextlib
 import math
 import mmap
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from zerokara.base import progress
 from zerokara.base.errors import RunError
 from zerokara.base.progress import seconds_text
 from zerokara.checkpoint import TrainingState, folder_of
@@ -86,6 +84,7 @@ class Saver:
 
     def __init__(self, run: Run):
         self._engine, self._processes, config = run.engine, run.processes, run.plan.resolved
+        self._log = run.processes.log_from_folder
         ranks = run.processes.folder_ranks
         self._share = Share(ranks.index(run.processes.rank), len(ranks))
         shapes = optimizer_rules.checkpoint_shapes(run.engine.optimizer.name, run.model.shape)
@@ -195,8 +194,3 @@ class Saver:
         self._disk_error = ""
         seconds = seconds_text(time.monotonic() - started)
         self._log(f"step {state.step}  saved {folder} in {seconds}{retried}; training waited {copied}")
-
-    def _log(self, text: str) -> None:
-        """Print a line, from each process that leads; those of other machines with their names."""
-        if self._processes.leads:
-            progress.log(text if self._processes.is_first else f"{socket.gethostname()}: {text}")

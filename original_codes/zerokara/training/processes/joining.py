@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import resource
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ class Processes:
         """Print a line, once for all processes."""
         if self.is_first:
             progress.log(text)
+
+    def log_from_folder(self, text: str) -> None:
+        """Print a line from each process that `leads`; those of other machines with their names."""
+        if self.leads:
+            progress.log(text if self.is_first else f"{socket.gethostname()}: {text}")
 
     def message_store(self, name: str) -> Store:
         """Open a new store in which processes leave messages for each other; all must open the same ones in turn."""
