@@ -48,11 +48,8 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     processes = f"{plan.num_processes}" + (f" on {plan.nodes} machines" if plan.nodes > 1 else "")
     micro_steps = config.global_batch // (config.micro_batch * plan.data_parallel_size)
     batch = f"micro batch {config.micro_batch}, {micro_steps} gradient accumulation step{'s' * (micro_steps > 1)}"
-    zero = (
-        f"ZeRO stage {config.stage}"
-        if engine_choice.uses_deepspeed(config, plan.data_parallel_size)
-        else "without ZeRO"
-    )
+    has_zero = engine_choice.uses_deepspeed(config, plan.data_parallel_size)
+    zero = f"ZeRO stage {config.stage}" if has_zero else "without ZeRO"
     compiled = ", compiled" if config.compile == "on" else ""
     yield "processes", f"{processes}, {zero}, {config.precision}{compiled}, {batch}"
     yield from plan.memory.rows()
@@ -60,10 +57,8 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     checkpoints = f"{bytes_text(each)}; {standing} at once at most, {bytes_text(standing * each)} in all"
     yield "checkpoint", f"{checkpoints}; {bytes_text(resources.free_bytes(plan.run_dir))} are free"
     if aside := beside(plan.run_dir.resolve()):
-        yield (
-            "",
-            f"{plural(len(aside), 'run')} that --redo set aside may go: {shlex.join(['rm', '-r', *map(str, aside)])}",
-        )
+        remove = shlex.join(["rm", "-r", *map(str, aside)])
+        yield "", f"{plural(len(aside), 'run')} that --redo set aside may go: {remove}"
     yield from (("note", note) for note in (*advice, *plan.devices.notes(config)))
     if in_full:
         yield from (("recipe", f"{key} {getattr(config, key)}: {reason}") for key, reason in plan.reasons.items())
