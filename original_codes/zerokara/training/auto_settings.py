@@ -44,7 +44,6 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
     operations = plan.shape.flops_per_token() * plan.schedule.batch_tokens * plan.schedule.num_steps
     if config.compile == "auto" and devices.has_amx and plan.resolved.precision == "bf16" and operations >= LONG_RUN:
         plan = plan.with_settings(compile="on")
-    number = 1
     for number in devices.process_counts(config, plan.schedule.batch_tokens // plan.nodes):
         shares_batch = plan.resolved.global_batch % (plan.nodes * number * micro) == 0
         if shares_batch and replace(plan, num_processes=plan.nodes * number).memory.fits:

@@ -62,7 +62,8 @@ def check_start(plan: RunPlan, earlier: EarlierRun | None, redo: bool, commands:
     elif earlier:
         faults += earlier_run.redo_faults(plan)
         notes += redo_notes(plan, earlier)
-    steps, seconds = (resumed.steps, resumed.seconds) if resumed else ((), 0.0)
+    steps = resumed.steps if resumed else ()
+    seconds = resumed.state.seconds if resumed and resumed.state else 0.0
     refuse(faults or plan.faults(len(steps), seconds, commands.convert))
     plan = auto_settings.on_this_machine(plan, resumed)
     return Start(plan, resumed, notes=(*notes, *check_fits(plan, starts=not steps)))
@@ -84,9 +85,8 @@ def train(start: Start, machines: Machines, commands: Commands, sets_aside: bool
             # Before the first machine knows the micro batch, it may have tried several, and compiled for each.
             rendezvous = stack.enter_context(join_rendezvous(machines))
             if machines.is_first:
-                rendezvous.publish(
-                    "micro_batch", auto_settings.with_micro_batch(plan, start.resumed).resolved.micro_batch
-                )
+                plan = auto_settings.with_micro_batch(plan, start.resumed)
+                rendezvous.publish("micro_batch", plan.resolved.micro_batch)
             plan = plan.with_settings(micro_batch_size=rendezvous.wait_for("micro_batch", seconds=TRIAL_SECONDS))
             plan = check_consistent(rendezvous, plan)
             owns_run_dir = rendezvous.owns_run_dir(plan.run_dir)

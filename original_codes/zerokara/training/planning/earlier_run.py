@@ -59,11 +59,6 @@ class EarlierRun:
         settings: Mapping[str, Any] = self.plan.get("initial_settings", self.plan["requested"])
         return settings
 
-    @property
-    def seconds(self) -> float:
-        """Training time so far."""
-        return self.state.seconds if self.state else 0.0
-
 
 class Resumption(NamedTuple):
     """How a plan goes on with an earlier run."""
