@@ -20,7 +20,6 @@ from zerokara.base.durable import write_json
 from zerokara.base.errors import Fault, RunError, UserError, refuse
 from zerokara.base.manifest import Manifest
 from zerokara.base.progress import bytes_text, first_of
-from zerokara.base.resources import free_bytes
 from zerokara.config.deepspeed_template import load_template
 from zerokara.config.engine import ScheduleSettings
 from zerokara.config.pretrain_config import PretrainConfig, RunConfig, TeacherSettings
@@ -36,19 +35,10 @@ from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path, check_belongs, open_splits
 from zerokara.training.compute import optimizer_rules
 from zerokara.training.compute.engine_choice import for_machines
-from zerokara.training.planning import recipe
+from zerokara.training.planning import recipe, schedule
 from zerokara.training.planning.memory import MemoryForecast
 from zerokara.training.planning.processors import Devices
-from zerokara.training.planning.schedule import (
-    RAISE,
-    Consumption,
-    Schedule,
-    consumption,
-    epochs_faults,
-    extent_of,
-    hours_are_used_up,
-    num_samples,
-)
+from zerokara.training.planning.schedule import Consumption, Schedule
 
 PLAN_NAME = "plan.json"
 """In a run folder: the plan of its newest start."""
@@ -181,12 +171,12 @@ class RunPlan:
     @cached_property
     def schedule(self) -> Schedule:
         """Length and learning rate."""
-        return Schedule.from_config(self.resolved, *extent_of(self.data.training))
+        return Schedule.from_config(self.resolved, *schedule.extent_of(self.data.training))
 
     @cached_property
     def consumption(self) -> Consumption:
         """Tokens and epochs that the run takes of each source."""
-        return consumption(self.data.training, self.schedule)
+        return schedule.consumption(self.data.training, self.schedule)
 
     @property
     def template(self) -> dict[str, Any]:
@@ -219,7 +209,7 @@ class RunPlan:
         main, gpu = resources.available_memory(self.processes_per_node), self.devices.gpu_bytes
         taught = 0
         for each in self.resolved.teachers:
-            stored = model_folder.tensors(Path(each), partial(self.teacher_fault(each), "teachers"))
+            stored = model_folder.tensors(Path(each), partial(self.teacher_fault, each, "teachers"))
             taught += sum(math.prod(tensor.shape) for tensor in stored.values())
         processes = self.num_processes, self.nodes
         return MemoryForecast(self.resolved, self.shape, *processes, self.template, main, gpu, taught)
@@ -235,15 +225,11 @@ class RunPlan:
         standing += num_steps // math.lcm(config.keep_every, interval) if config.keep_every else 0
         return min(-(-num_steps // interval), standing)
 
-    def teacher_fault(self, folder: str) -> Callable[..., Fault]:
-        """Return the maker of the faults of a teacher, from key, rule and remedy (`from_hf.SettingFault`)."""
-
-        def fault(key: str, rule: str, remedy: str = "") -> Fault:
-            if key == "input_tokenizer_file":
-                return self.requested.fault(key, rule, "a teacher needs the tokenizer of the model that it teaches")
-            return self.requested.fault("teachers", f"{folder}: {rule}", remedy)
-
-        return fault
+    def teacher_fault(self, folder: str, key: str, rule: str, remedy: str = "") -> Fault:
+        """Return a fault of the teacher in `folder`; all after it as `from_hf.SettingFault`."""
+        if key == "input_tokenizer_file":
+            return self.requested.fault(key, rule, "a teacher needs the tokenizer of the model that it teaches")
+        return self.requested.fault("teachers", f"{folder}: {rule}", remedy)
 
     def faults(
         self, existing_checkpoints: int = 0, trained_seconds: float = 0.0, convert_command: str = ""
@@ -252,13 +238,13 @@ class RunPlan:
 
         `existing_checkpoints` and `trained_seconds` are those of earlier starts; `convert_command` converts the newest.
         """
-        if hours_are_used_up(self.requested, trained_seconds):
+        if schedule.hours_are_used_up(self.requested, trained_seconds):
             rule = f"the run has been trained for {trained_seconds / 3600:.3g} hours already, as long as it may"
-            remedy = f"{RAISE}; or take what is there: {convert_command}"
+            remedy = f"{schedule.RAISE}; or take what is there: {convert_command}"
             yield self.requested.fault("max_hours", rule, remedy)
-        yield from epochs_faults(self.requested, self.consumption.sources)
+        yield from schedule.epochs_faults(self.requested, self.consumption.sources)
         config, each, standing = self.resolved, self.checkpoint_bytes, self.max_checkpoints
-        needed, free = max(0, standing - existing_checkpoints) * each, free_bytes(self.run_dir)
+        needed, free = max(0, standing - existing_checkpoints) * each, resources.free_bytes(self.run_dir)
         if needed > free:
             rule = (
                 f"leaves no room for its checkpoints: {standing} of {bytes_text(each)} will stand "
@@ -381,9 +367,9 @@ def make_plan(
     encoder = open_encoder(requested.input_tokenizer_file, requested.end_of_document)
     data = task.data_of(requested, encoder)
     shape = ModelShape.from_config(requested, encoder.vocab_size)
-    extent = extent_of(data.training)
+    extent = schedule.extent_of(data.training)
     requested, reasons = recipe.resolve(
-        requested, shape, lambda config: num_samples(config, *extent), initial_settings, data.examples, extent[1]
+        requested, shape, lambda given: schedule.num_samples(given, *extent), initial_settings, data.examples, extent[1]
     )
     if requested.sample_prompts == "auto":
         requested = requested.model_copy(update={"sample_prompts": _held_out_beginnings(data, encoder)})
