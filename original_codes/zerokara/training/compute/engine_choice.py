@@ -86,17 +86,18 @@ def for_machines(
 
 
 def settings_for(config: TrainingSettings, num_processes: int, template: dict[str, Any]) -> dict[str, Any]:
-    """Return DeepSpeed's configuration."""
-    offloads = {"offload_optimizer": config.offload != "none", "offload_param": config.offload == "all"}
-    owned = {
+    """Return DeepSpeed's configuration: the `template`, which may not hold what is set here, and the rest."""
+    zero = {**template.get("zero_optimization", {}), "stage": config.stage}
+    for part, is_away in (("offload_optimizer", config.offload != "none"), ("offload_param", config.offload == "all")):
+        if is_away:
+            zero[part] = {**zero.get(part, {}), "device": "cpu"}
+    return {
+        **template,
         "train_batch_size": config.global_batch,
         "train_micro_batch_size_per_gpu": config.micro_batch,
         "gradient_accumulation_steps": config.global_batch // (config.micro_batch * num_processes),
         "gradient_clipping": config.gradient_clipping,
-        "zero_optimization": {
-            "stage": config.stage,
-            **{part: {"device": "cpu"} for part, is_away in offloads.items() if is_away},
-        },
+        "zero_optimization": zero,
         "bf16": {"enabled": config.number_format == "bf16"},
         # Ours is on none of DeepSpeed's lists; it is tested in tests/numerics. So is torch's fused AdamW under offload,
         # on the CPU: DeepSpeedCPUAdam would be compiled while the run waits.
@@ -112,12 +113,3 @@ def settings_for(config: TrainingSettings, num_processes: int, template: dict[st
         # It would wait for the device twice in each micro batch.
         "timers": {"throughput": {"enabled": False}},
     }
-    return _merged(template, owned)
-
-
-def _merged(template: dict[str, Any], owned: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(template)
-    for key, value in owned.items():
-        below = template.get(key)
-        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return merged
