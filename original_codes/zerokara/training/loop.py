@@ -25,11 +25,14 @@ from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.planning.schedule import RAISE, hours_are_used_up
 from zerokara.training.processes.joining import Processes, join
-from zerokara.training.processes.supervision import STOP_NAME, StopRequest
+from zerokara.training.processes.supervision import StopRequest
 from zerokara.training.run import StepBatches, newest_checkpoint, open_run, state_of
 from zerokara.training.sample_texts import Sampler
 from zerokara.training.saving import Saver
 from zerokara.training.validation import Validation, of_loss
+
+STOP_NAME = "STOP"
+"""``touch STOP`` in the run folder asks for a stop, from any machine that sees it."""
 
 
 class Trainer:
@@ -48,10 +51,11 @@ class Trainer:
         config, self._stop_after = plan.resolved, stop_after
         self.stop = stop = StopRequest()
         self.processes = processes = join(plan)
-        self._folder_lock = contextlib.ExitStack()
+        self._folder_lock, self._stop_path = contextlib.ExitStack(), plan.run_dir / STOP_NAME
         if processes.leads:
             self._folder_lock.enter_context(run_folder.training_lock(plan.run_dir))
-            stop.watch_file(plan.run_dir / STOP_NAME)
+            self._stop_path.unlink(missing_ok=True)  # one that is there was meant for an earlier start
+            stop.reasons.append(lambda: f"the file {self._stop_path}" if self._stop_path.exists() else "")
         self.run = run = open_run(plan, processes, newest_checkpoint(plan, processes))
         self.state = run.state
         """The newest state that was saved, or that the start began with."""
@@ -75,7 +79,7 @@ class Trainer:
                 take the last checkpoint. Only the first process says so; the others leave with its exit code.
         """
         run, processes, done = self.run, self.processes, self.state.step
-        schedule, stop_path = run.plan.schedule, run.plan.run_dir / STOP_NAME
+        schedule, stop_path = run.plan.schedule, self._stop_path
         waited = seconds_text(time.time() - psutil.Process().create_time())
         processes.log(
             f"ready after {waited}; stop with Ctrl-C, SIGTERM, or: touch {shlex.quote(str(stop_path))}; nothing is lost"

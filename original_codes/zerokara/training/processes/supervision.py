@@ -12,7 +12,6 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -26,8 +25,6 @@ OUT_OF_MEMORY = 12
 """Exit code of a training process that ran out of memory and reported it (ENOMEM)."""
 LOST_CONNECTION = 13
 """Exit code of a training process that lost the others: it can do nothing for it."""
-STOP_NAME = "STOP"
-"""``touch STOP`` in the run folder asks, from any machine that sees it."""
 
 
 def forked(module: str, *arguments: str) -> None:
@@ -121,11 +118,6 @@ class StopRequest:
         """Called after each step, in the first process: each returns a reason to stop, or nothing."""
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, self._handle)
-
-    def watch_file(self, path: Path) -> None:
-        """Stop when a file appears; one that is there was meant for an earlier start, and is deleted."""
-        path.unlink(missing_ok=True)
-        self.reasons.append(lambda: f"the file {path}" if path.exists() else "")
 
     def poll(self) -> bool:
         """Return True if this process has a request."""
