@@ -3,8 +3,7 @@
 It reads the plan from its file and does its work. If it runs out of memory or loses the others, it says why.
 
 One of the works is a trial before a run that costs days, for ``--dry-run`` and for ``micro_batch_size: auto`` on a GPU:
-the real processes train a few steps of the real model on the real data. What the steps learn is thrown away, and
-nothing is written. They tell the speed, the kernels, and the memory at its peak, which no arithmetic foresees.
+a few real steps, thrown away, tell the speed, the kernels, and the memory at its peak, which no arithmetic foresees.
 """
 
 import os

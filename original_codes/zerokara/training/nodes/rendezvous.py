@@ -253,9 +253,8 @@ def check_consistent(rendezvous: Rendezvous, plan: RunPlan) -> RunPlan:
         "precision": plan.resolved.precision,
     }
     reports = rendezvous.gather("report", own)
-    print(
-        f"{rendezvous.count} machines are here:", *map(_line, range(rendezvous.count), reports), sep="\n  ", flush=True
-    )
+    lines = map(_line, range(rendezvous.count), reports)
+    print(f"{rendezvous.count} machines are here:", *lines, sep="\n  ", flush=True)
     refuse(faults(reports))
     return plan
 

@@ -56,8 +56,7 @@ class EarlierRun:
     @property
     def initial_settings(self) -> Mapping[str, Any]:
         """Settings of the run's first start, as JSON; version 1.0.0 recorded those of the newest alone."""
-        settings: Mapping[str, Any] = self.plan.get("initial_settings", self.plan["requested"])
-        return settings
+        return dict(self.plan.get("initial_settings", self.plan["requested"]))
 
 
 class Resumption(NamedTuple):

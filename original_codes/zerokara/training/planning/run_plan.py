@@ -246,10 +246,8 @@ class RunPlan:
         config, each, standing = self.resolved, self.checkpoint_bytes, self.max_checkpoints
         needed, free = max(0, standing - existing_checkpoints) * each, resources.free_bytes(self.run_dir)
         if needed > free:
-            rule = (
-                f"leaves no room for its checkpoints: {standing} of {bytes_text(each)} will stand "
-                f"at once and need {bytes_text(needed)} more, {bytes_text(free)} are free"
-            )
+            rule = f"leaves no room for its checkpoints: {standing} of {bytes_text(each)} will stand at once and need "
+            rule += f"{bytes_text(needed)} more, {bytes_text(free)} are free"
             room = existing_checkpoints + free // each
             fitting = "not even one checkpoint fits"
             if room:  # so few saves that all of them may stay
@@ -258,9 +256,8 @@ class RunPlan:
             yield config.fault("output_model_dir", rule, f"make room, or choose another disk; {fitting}")
         forced = config.traits.tokenizer_class
         if forced and self.encoder.library != "tokenizers" and not existing_checkpoints:
-            rule = (
-                f"cannot be exported with a SentencePiece tokenizer: transformers opens it as {forced}, which differs"
-            )
+            why = f"transformers opens it as {forced}, which differs"
+            rule = f"cannot be exported with a SentencePiece tokenizer: {why}"
             remedy = "choose qwen3 or llama, or the tokenizer.json of the model that you continue"
             yield config.fault("architecture", rule, remedy, ["input_tokenizer_file"])
         ends = (self.data.ids[:_CHECKED_IDS], self.data.ids[-_CHECKED_IDS:])

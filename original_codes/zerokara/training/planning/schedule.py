@@ -60,9 +60,8 @@ class Schedule:
             num_steps = min(num_steps, declared // batch)
             if not num_steps:
                 rule = f"have {declared:,} sequences of {sample_tokens} together, fewer than global_batch_size = "
-                raise UserError(
-                    config.fault("stages", f"{rule}{batch}", "give them more tokens", ["global_batch_size"])
-                )
+                rule += str(batch)
+                raise UserError(config.fault("stages", rule, "give them more tokens", ["global_batch_size"]))
         elif batch > 1.1 * max(samples, samples_per_epoch):
             rule = f"is more than the {samples:,.0f} sequences of the whole run: its one step would read "
             rule += f"{batch / samples_per_epoch:.3g} epochs, not {samples / samples_per_epoch:.3g}"
