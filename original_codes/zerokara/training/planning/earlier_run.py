@@ -35,8 +35,7 @@ _DERIVED = {"vocab_size", "raw_len", "input_len", "target_len"}  # reported only
 # Settings whose change is not reported: the content of those files is compared, and step 2's own.
 _UNREPORTED = PLACES - {"deepspeed_template"} | {"num_workers"}
 # Settings that change nothing in what is trained, and those whose outcome is part of the run's identity.
-_MONITORING = {*MonitoringSettings.model_fields} - {"max_skipped_steps", "spike_sigmas"}
-_MONITORING |= {"num_workers", "max_hours"}
+_MONITORING = {*MonitoringSettings.model_fields, "num_workers", "max_hours"} - {"max_skipped_steps", "spike_sigmas"}
 _IN_IDENTITY = {"source_weights", "stages", "max_epochs_per_source", "intra_document_masking"}
 WITHOUT_EFFECT = frozenset(_MONITORING | _IN_IDENTITY)
 """Settings that may differ in a run that is finished."""

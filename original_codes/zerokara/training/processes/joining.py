@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed
 from torch.distributed import FileStore, HashStore, PrefixStore, ProcessGroup, Store, TCPStore, distributed_c10d
 
 from zerokara.base import progress
