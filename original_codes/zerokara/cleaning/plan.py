@@ -43,7 +43,8 @@ class Plan:
     @property
     def rules(self) -> tuple[str, ...]:
         """Names of all that something can be dropped for."""
-        return UNREADABLE, *self.config.document_rules, EXACT, NEAR, LINES
+        of_documents = "encoding_damage", "evaluation_overlap", "languages", *self.config.filters
+        return UNREADABLE, *of_documents, EXACT, NEAR, LINES
 
     @cached_property
     def tasks(self) -> list[list[Range]]:

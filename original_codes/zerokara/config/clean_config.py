@@ -55,11 +55,6 @@ class Rules(Settings):
     """Remove what this many documents or more repeat, 40 characters in a row, from the beginning and the end of all but
     the first: menus, cookie notices, signatures."""
 
-    @property
-    def document_rules(self) -> tuple[str, ...]:
-        """Names of the rules that judge a document by itself."""
-        return "encoding_damage", "evaluation_overlap", "languages", *self.filters
-
 
 class CleanConfig(Rules, CleanedText):
     """Cleaning the text."""

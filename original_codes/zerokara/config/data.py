@@ -1,6 +1,5 @@
 """Text to tokens (step 2), the order and the stages in which the tokens are read, and the lengths of samples."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -83,13 +82,6 @@ class Stage(Entry):
         if self.source_tokens is not None:
             return sum(self.source_tokens)
         return self.tokens if isinstance(self.tokens, int) else None
-
-
-def declared_tokens(stages: Sequence[Stage]) -> int | None:
-    """Sum the tokens of all stages; None when there are none, or the last is `rest`."""
-    counts = [stage.num_tokens for stage in stages]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None
 
 
 class DataOrderSettings(Settings):

@@ -9,16 +9,15 @@ it does not see what fused functions compute, and counted a fifteenth of the ope
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from zerokara.config.loading import load
-from zerokara.config.settings import Entry, NaturalInt, Settings, whole
+from zerokara.config.settings import Entry, NaturalInt, PositiveInt, Settings
 
 _UNKNOWN = (
     "is not taken here: config.yaml sets optimizer, schedule, batch, clipping, precision, ZeRO stage and offload, and "
     "what else DeepSpeed may know has no effect, would mislead, or make the model depend on the number of GPUs"
 )
-Bucket = Annotated[int, BeforeValidator(whole), Field(gt=0, le=2_000_000_000)]
 
 
 class OffloadKeys(Entry):
@@ -34,7 +33,7 @@ class ZeroKeys(Entry):
     unknown: ClassVar[str] = _UNKNOWN
     contiguous_gradients: bool = True
     reduce_scatter: bool = True
-    reduce_bucket_size: Bucket = 500_000_000
+    reduce_bucket_size: Annotated[PositiveInt, Field(le=2_000_000_000)] = 500_000_000
     use_multi_rank_bucket_allreduce: bool = True
     allgather_partitions: bool = True
     allgather_bucket_size: NaturalInt = 500_000_000

@@ -25,7 +25,6 @@ def _with_text_keys(value: Any) -> Any:
 
 
 DataFormat = Literal["messages", "prompt_completion", "source_target", "text_label"]
-MetricName = Literal["loss", "accuracy", "macro_f1", "exact_match", "word_accuracy", "chrf"]
 LabelWords = Annotated[dict[str, str], BeforeValidator(_with_text_keys)]
 Overlong = Literal["fail", "drop", "cut_prompt"]
 
@@ -82,7 +81,7 @@ class ExampleSettings(Settings):
 class MetricSettings(Settings):
     """The task (step 7)."""
 
-    metric: MetricName = "loss"
+    metric: Literal["loss", "accuracy", "macro_f1", "exact_match", "word_accuracy", "chrf"] = "loss"
     """Metric of a validation, which chooses the best checkpoint, in answers that the model generates: `accuracy` and
     `macro_f1` (of labels), `exact_match`, `word_accuracy` (words of the target that are right), `chrf`; or the `loss`,
     for which nothing is generated."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from zerokara.base.errors import Fault
-from zerokara.config.data import DataOrderSettings, DataSettings, declared_tokens
+from zerokara.config.data import DataOrderSettings, DataSettings
 from zerokara.config.engine import EngineSettings
 from zerokara.config.model import ModelSettings
 from zerokara.config.settings import PositiveFloat, Settings, Words
@@ -125,9 +125,10 @@ class PretrainConfig(RunConfig, DataSettings):
         if self.valid_jsonl and self.valid_fraction not in (0, DataSettings().valid_fraction):
             rule = "has no effect with valid_jsonl, which is all of the held-out text"
             yield self.fault("valid_fraction", rule, "set it to 0, or leave valid_jsonl empty", ["valid_jsonl"])
-        known = declared_tokens(self.stages)
-        if known is not None and self.train_tokens != "auto" and self.train_tokens > known:
-            rule = f"is more than the {known:,} tokens of all stages together"
+        counts = [stage.num_tokens for stage in self.stages]
+        most = math.inf if None in counts or not counts else sum(filter(None, counts))
+        if self.train_tokens != "auto" and self.train_tokens > most:
+            rule = f"is more than the {most:,} tokens of all stages together"
             yield self.fault("train_tokens", rule, "set auto, or `tokens: rest` in the last stage", ["stages"])
         if self.intra_document_masking and self.traits.is_encoder_decoder:
             rule = f"must be false for architecture {self.architecture}, whose masked spans may cross documents"

@@ -44,13 +44,8 @@ def check(number: int | None, config: PretrainConfig) -> None:
 
 
 def runs_of(number: int) -> float:
-    """Return the time of so many teachers and their student, in runs of one of them."""
+    """Return the time of so many teachers, or none, and their student, in runs of one of them."""
     return number + 1 + number * _READING
-
-
-def hours_of_each(hours: float, number: int | None) -> float:
-    """Return the hours of each run where so many teachers, or none, have these together."""
-    return hours / (runs_of(number) if number else 1)
 
 
 def fitting(hours: float, hours_of_one: float) -> int:

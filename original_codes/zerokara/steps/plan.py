@@ -77,7 +77,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     runs = small.results() if len(small.results()) >= fit.NUM_RUNS else []
     law = fit.fit(runs) if runs else None
     most_tokens = min(options.tokens or math.inf, config.max_epochs_per_source * num_tokens)
-    limits = ensemble.hours_of_each(options.hours or math.inf, options.models), most_tokens
+    limits = (options.hours or math.inf) / ensemble.runs_of(options.models or 0), most_tokens
     candidates = []
     for name in SIZES:
         shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)

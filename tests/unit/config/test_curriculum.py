@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from configs import faults_of, loaded
 
-from zerokara.config.data import Stage, declared_tokens
+from zerokara.config.data import Stage
 from zerokara.config.writing import as_yaml
 
 GOOD = """\
@@ -27,7 +27,7 @@ def test_stages_are_read_and_written_again(tmp_path: Path) -> None:
         Stage(source_tokens=(1000, 0), order="sequential"),
         Stage(name='finish, "now]', tokens="rest", source_weights="proportional"),
     )
-    assert declared_tokens(config.stages) is None and declared_tokens(config.stages[:2]) == 8_000_001_000
+    assert [stage.num_tokens for stage in config.stages] == [8_000_000_000, 1000, None]
     written = as_yaml(config)
     assert "\nstages:\n  - {tokens: 8000000000, source_weights: [3.0, 0.5]}\n  - {source_tokens: " in written
     again = loaded(tmp_path, written)
@@ -75,8 +75,8 @@ def test_every_fault_of_a_stage_has_its_line(tmp_path: Path, text: str) -> None:
 
 
 def test_a_run_cannot_be_longer_than_its_stages(tmp_path: Path) -> None:
-    text = "train_tokens: 100\nstages: [{tokens: 60}, {tokens: 30}]\n"
+    text = "train_tokens: 100\nstages: [{tokens: 60}, {source_tokens: [30]}]\n"
     (fault,) = faults_of(tmp_path, text)
-    assert (fault.where, fault.key) == (":1", "train_tokens")
-    assert loaded(tmp_path, text.replace("30}", "rest}")).train_tokens == 100
+    assert (fault.where, fault.key) == (":1", "train_tokens") and " 90 tokens" in fault.rule
+    assert loaded(tmp_path, text.replace("source_tokens: [30]", "tokens: rest")).train_tokens == 100
     assert loaded(tmp_path, text, "train_tokens=90").train_tokens == 90
