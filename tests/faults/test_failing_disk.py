@@ -27,7 +27,7 @@ from made_checkpoints import state_of
 from zerokara import checkpoint
 from zerokara.base.errors import RunError
 from zerokara.checkpoint import folders
-from zerokara.checkpoint.store import CheckpointStore
+from zerokara.checkpoint.store import CheckpointStore, Writers
 from zerokara.config.engine import MonitoringSettings
 
 INJECTIONS_PER_KILL = 4
@@ -139,7 +139,7 @@ class Life:
                 step = self.restart()
 
     def save(self, step: int) -> None:
-        store = CheckpointStore(self.run_dir, SETTINGS, self.log.append, self.resumed)
+        store = CheckpointStore(self.run_dir, SETTINGS, self.log.append, self.resumed, Writers(), num_bytes=16)
         state, weights = state_of(step, LOSSES[step]), {"a": torch.full((2,), float(step))}
         for attempt in range(6):  # as the thread that writes does, every few seconds
             try:

@@ -135,7 +135,7 @@ def check_sizes(folder: Path, parts: Collection[str] = PARTS) -> manifest.Manife
         return None
 
 
-def with_retries(read: Callable[[], _Result], log: Callable[[str], None] = print) -> _Result:
+def with_retries(read: Callable[[], _Result], log: Callable[[str], None]) -> _Result:
     """Call `read`, retrying for half a minute if the disk fails with one of `TRANSIENT_ERRORS`.
 
     Raises:
@@ -157,21 +157,19 @@ def _read_error(error: OSError, path: Path | None = None) -> str:
     return f"{error.filename or path or 'a file'} cannot be read ({error.strerror or error})"
 
 
-def newest_complete(run_dir: Path, log: Callable[[str], None] = print, parts: Collection[str] = PARTS) -> Path | None:
-    """Newest checkpoint whose `parts` are complete, or None; logs and raises as `complete`."""
-    return next(complete(run_dir, log, parts), None)
+def newest_complete(run_dir: Path, parts: Collection[str] = PARTS) -> Path | None:
+    """Newest checkpoint whose `parts` are complete, or None; prints and raises as `complete`."""
+    return next(complete(run_dir, parts), None)
 
 
-def complete(
-    run_dir: Path, log: Callable[[str], None] = print, parts: Collection[str] = PARTS, before: float = math.inf
-) -> Iterator[Path]:
-    """Checkpoints of steps below `before` whose `parts` are complete, newest first; logs each that is skipped.
+def complete(run_dir: Path, parts: Collection[str] = PARTS, before: float = math.inf) -> Iterator[Path]:
+    """Checkpoints of steps below `before` whose `parts` are complete, newest first; prints each that is skipped.
 
     Raises:
         RunError: the disk fails to read one that may be newer.
         NewerFormatError: a newer zerokara wrote the newest.
     """
-    for folder, error in _checked(run_dir, log, parts, before):
+    for folder, error in _checked(run_dir, print, parts, before):
         if isinstance(error, OSError):
             raise RunError(
                 f"{folder} may be complete, but {_read_error(error, folder)}. Run the same command again once it can "
@@ -180,7 +178,7 @@ def complete(
         if error is None:
             yield folder
         else:
-            log(f"skipping {folder}: {error}")
+            print(f"skipping {folder}: {error}")
 
 
 def _checked(

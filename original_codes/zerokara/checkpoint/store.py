@@ -111,21 +111,18 @@ class Writers:
         return bytes(self._store.get(key))
 
 
+@dataclass
 class CheckpointStore:
     """The checkpoints of the run folder `run_dir`, pruned by ``keep_*``; for the first of its `writers`."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        config: MonitoringSettings,
-        log: Callable[[str], None],
-        newest: Path | None = None,
-        writers: Writers | None = None,
-        num_bytes: int | None = None,
-    ):
-        """`newest` is the checkpoint that the run resumed from, `num_bytes` the size of the tensors of all writers."""
-        self.run_dir, self.newest = run_dir, newest
-        self._config, self._log, self._writers, self._num_bytes = config, log, writers or Writers(), num_bytes
+    run_dir: Path
+    config: MonitoringSettings
+    log: Callable[[str], None]
+    newest: Path | None
+    """The checkpoint that the run resumed from, then the newest that was saved."""
+    writers: Writers
+    num_bytes: int
+    """Size of the tensors of all writers."""
 
     def save(self, state: TrainingState, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> Path:
         """Save a checkpoint from this process's share, delete those that are no longer kept, and return its folder.
@@ -133,23 +130,22 @@ class CheckpointStore:
         Raises:
             OSError: the disk has no room or cannot be written; nothing is left of the attempt.
         """
-        own_bytes = sum(tensor.nbytes for tensors in (weights, moments) for tensor in tensors.values())
-        needed = SMALL_FILES_BYTES + (self._num_bytes or own_bytes)
+        needed = SMALL_FILES_BYTES + self.num_bytes
         if shutil.disk_usage(self.run_dir).free < needed:
-            folders.prune(self.run_dir, self._config)
+            folders.prune(self.run_dir, self.config)
         if (free := shutil.disk_usage(self.run_dir).free) < needed:
             older = [folders.folder_of(self.run_dir, step).name for step in folders.all_steps(self.run_dir)[:-1]]
             older += folders.broken_names(self.run_dir)
             advice = f"; each of the older checkpoints takes about as much ({', '.join(older)})" if older else ""
             message = f"{bytes_text(needed)} are needed, {bytes_text(free)} are free. Free some space on this disk"
             raise OSError(errno.ENOSPC, message + advice, str(self.run_dir))
-        self.newest = folder = save(self.run_dir, state, weights, moments, self._writers)
+        self.newest = folder = save(self.run_dir, state, weights, moments, self.writers)
         try:
             folders.write_markers(self.run_dir)
-            if folders.prune(self.run_dir, self._config):
+            if folders.prune(self.run_dir, self.config):
                 folders.write_markers(self.run_dir)
         except OSError as error:  # the checkpoint is saved; the next save deletes what this one could not
-            self._log(f"step {state.step}  older checkpoints are left alone for now: {error}")
+            self.log(f"step {state.step}  older checkpoints are left alone for now: {error}")
         return folder
 
 

@@ -23,14 +23,16 @@ from zerokara.config.engine import MonitoringSettings
         (lambda folder: flip_last_byte(folder / "optimizer.safetensors"), "optimizer.safetensors", "SHA-256"),
     ],
 )
-def test_a_broken_one_is_skipped_and_logged(tmp_path: Path, harm: Callable[[Path], None], file: str, word: str) -> None:
+def test_a_broken_one_is_skipped_and_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: Callable[[Path], None], file: str, word: str
+) -> None:
     older, newest = saved(tmp_path, 10), saved(tmp_path, 20)
     harm(newest)
     fault = fault_of(checkpoint.check, newest)
     assert fault.where == str(newest / file) and word in fault.rule and "checkpoint" in fault.remedy
-    log: list[str] = []
-    assert checkpoint.newest_complete(tmp_path, log.append) == older
-    assert len(log) == 1 and str(fault) in log[0]
+    assert checkpoint.newest_complete(tmp_path) == older
+    (line,) = capsys.readouterr().out.splitlines()
+    assert str(fault) in line
 
 
 def test_a_manifest_that_leaves_a_file_out_is_broken(tmp_path: Path) -> None:

@@ -63,14 +63,14 @@ def test_transient_errors_are_retried(tmp_path: Path, unreadable: SimpleNamespac
     assert checkpoint.newest_to_resume(tmp_path, log.append) == newest
     assert unreadable.failed == 2 and len(log) == 2
     unreadable.times = 2
-    assert checkpoint.newest_complete(tmp_path, log.append) == newest
+    assert checkpoint.newest_complete(tmp_path) == newest
 
 
 def test_an_error_that_lasts_sets_it_aside_or_stops_a_reader(tmp_path: Path, unreadable: SimpleNamespace) -> None:
     older, newer = saved(tmp_path, 10), saved(tmp_path, 20)
     unreadable.parts = ("global_step20/optimizer",)
     with pytest.raises(RunError, match=r"global_step20/optimizer\.safetensors"):
-        checkpoint.newest_complete(tmp_path, lambda _: None)
+        checkpoint.newest_complete(tmp_path)
     assert left(tmp_path) == ["global_step10", "global_step20"]
     log: list[str] = []
     assert checkpoint.newest_to_resume(tmp_path, log.append) == older
