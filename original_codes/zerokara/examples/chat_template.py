@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from zerokara.base.errors import Fault, UserError
-from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.loading import text_of
 from zerokara.config.tokenizer_config import TURN_PIECES
 from zerokara.examples.formats import Message, Unlearnable, extra_keys
@@ -188,9 +188,10 @@ def _losses(text: str, learned: Spans, messages: Sequence[Message]) -> Iterator[
             yield f"loses text: {message['content'][:40]!r} is not in what it makes of it, or not where it belongs"
 
 
-def of_config(config: FinetuneConfig, encoder: Encoder, tokenizer: Any, is_encoder_decoder: bool) -> ChatTemplate:
+def of_config(config: FinetuneRunConfig, encoder: Encoder, tokenizer: Any) -> ChatTemplate:
     """Read the template that the configuration names, or make that of `auto`."""
     path, is_auto, own = config.chat_template, config.chat_template == "auto", tokenizer.chat_template
+    is_encoder_decoder = config.traits.is_encoder_decoder
     own = own.get("default") if isinstance(own, dict) else own  # of several by name, as transformers takes it
     if not is_auto:
         source = text_of(Path(path), "chat_template")

@@ -32,7 +32,8 @@ from zerokara.base import file_lock, manifest
 from zerokara.base.durable import PARTIAL_SUFFIX, atomic_file
 from zerokara.base.errors import Fault, UserError, refuse
 from zerokara.base.progress import Progress, bytes_text, log, plural, seconds_text, summary
-from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
+from zerokara.config.settings import resolved
 from zerokara.corpus.find import TABLES, InputFile, check_unchanged, find_files, for_manifest
 from zerokara.examples import chat_template, formats
 from zerokara.examples.chat_template import Segments
@@ -52,13 +53,7 @@ MAX_CONVERSATIONS = 1_000
 
 
 def prepare(
-    config: FinetuneConfig,
-    encoder: Encoder,
-    load_tokenizer: Callable[[], Any],
-    *,
-    is_encoder_decoder: bool,
-    packed_length: int,
-    redo: bool = False,
+    config: FinetuneRunConfig, encoder: Encoder, load_tokenizer: Callable[[], Any], redo: bool = False
 ) -> ExampleFiles:
     """Write the token files of the examples, unless that is done already.
 
@@ -70,6 +65,7 @@ def prepare(
         OSError: the disk or the network fails.
     """
     started, paths = time.monotonic(), ExamplePaths(config.output_prefix)
+    is_encoder_decoder, packed_length = config.traits.is_encoder_decoder, resolved(config.packed_length)
     files = _find(config)
     all_files = [file for split in SPLITS for file in files[split]]
     form = formats.resolve(config, all_files, is_encoder_decoder)
@@ -92,9 +88,7 @@ def prepare(
     size = bytes_text(sum(file.bytes for file in all_files))
     log(f"examples: {plural(len(all_files), 'file')}, {size}, {form.name} → {bin_path(paths.prefix('train'))}")
     tokenizer = load_tokenizer()
-    template = (
-        chat_template.of_config(config, encoder, tokenizer, is_encoder_decoder) if form.name == "messages" else None
-    )
+    template = chat_template.of_config(config, encoder, tokenizer) if form.name == "messages" else None
     encoding = {"encoder": encoder, "tokenizer": tokenizer, "template": template}
     encode_example = partial(encode, **encoding, is_encoder_decoder=is_encoder_decoder)
     fits = partial(fit, length=packed_length, overlong=config.overlong, is_encoder_decoder=is_encoder_decoder)
@@ -122,7 +116,7 @@ def prepare(
     return prepared
 
 
-def _find(config: FinetuneConfig) -> dict[Split, list[InputFile]]:
+def _find(config: FinetuneRunConfig) -> dict[Split, list[InputFile]]:
     """Find the files of each split; no entry may name nothing, no two splits the same file."""
     found, faults, used = dict[Split, list[InputFile]](), list[Fault](), dict[Path, Split]()
     for split in SPLITS:
@@ -151,7 +145,7 @@ def _claimed(paths: ExamplePaths) -> Iterator[None]:
         yield
 
 
-def _check_counts(config: FinetuneConfig, paths: ExamplePaths, counts: Mapping[Split, SplitCounts]) -> None:
+def _check_counts(config: FinetuneRunConfig, paths: ExamplePaths, counts: Mapping[Split, SplitCounts]) -> None:
     """Raise UserError if too many lines are bad, or a split has no examples; the quarantine file stays."""
     bad, lines = (sum(getattr(each, key) for each in counts.values()) for key in ("bad", "read"))
     if bad > config.max_bad_fraction * lines:
@@ -209,7 +203,7 @@ class _SplitWriter:
 class _Splitter:
     """Writer of all splits, for one `run`."""
 
-    config: FinetuneConfig
+    config: FinetuneRunConfig
     paths: ExamplePaths
     files: Mapping[Split, list[InputFile]]
     form: ExampleFormat

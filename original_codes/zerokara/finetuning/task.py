@@ -8,6 +8,7 @@ folder: once, unless the run was made longer since and another checkpoint is the
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,14 +76,8 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
         faults.append(config.fault("packed_length", rule, f"set it to {run.seq_len}, or auto", ["seq_len"]))
     refuse(faults)
     encoder = open_encoder(run.input_tokenizer_file, run.end_of_document)
-    files = preparation.prepare(
-        run,
-        encoder,
-        lambda: tokenizer_proof.tokenizer_of_exports(encoder, is_encoder_decoder),
-        is_encoder_decoder=is_encoder_decoder,
-        packed_length=length,
-        redo=redo,
-    )
+    load_tokenizer = partial(tokenizer_proof.tokenizer_of_exports, encoder, is_encoder_decoder)
+    files = preparation.prepare(run, encoder, load_tokenizer, redo)
     if is_encoder_decoder:
         pairs = pair_lengths(IndexedTokens(files.train.prefix, EXAMPLES_STEP))
         run = run.model_copy(update={"packed_target_length": target_length(*pairs, length)})

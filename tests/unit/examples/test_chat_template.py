@@ -14,7 +14,7 @@ from made_conversations import made_conversations
 from toy_tokenizers import TrainToy, toy_lines
 from transformers import AutoTokenizer
 
-from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.examples.chat_template import ChatTemplate, auto_source
 from zerokara.examples.formats import Message, Unlearnable
 from zerokara.examples.preparation import prepare
@@ -234,8 +234,9 @@ def test_an_exports_template_is_held_to_what_was_trained(
     (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
     settings = {"train_data": [str(tmp_path / "train.jsonl")], "output_prefix": str(tmp_path / "out" / "x")}
     tokenizer = partial(tokenizer_of_exports, encoder, is_encoder_decoder)
-    config = FinetuneConfig(**settings, valid_fraction=0)
-    files = prepare(config, encoder, tokenizer, is_encoder_decoder=is_encoder_decoder, packed_length=9999)
+    architecture = "t5" if is_encoder_decoder else "llama"
+    config = FinetuneRunConfig(**settings, valid_fraction=0, packed_length=9999, architecture=architecture)
+    files = prepare(config, encoder, tokenizer)
     trained = [json.loads(line) for line in files.train.texts_path.read_bytes().splitlines()]
 
     def proved(template: str) -> Proof:

@@ -14,7 +14,7 @@ from toy_tokenizers import TrainToy
 
 from zerokara.base.errors import UserError
 from zerokara.config.data import packed
-from zerokara.config.finetune_config import FinetuneConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.examples.example_files import ExampleFiles, prompt_of, read_task_examples
 from zerokara.examples.preparation import prepare
 from zerokara.finetuning import task
@@ -36,17 +36,14 @@ def prepared(folder: Path, encoder: Encoder, records: Sequence[Any] = (), **sett
 
     Beside settings there may be `is_encoder_decoder`, `length` and `redo`.
     """
-    is_encoder_decoder, length, redo = (
-        settings.pop("is_encoder_decoder", False),
-        settings.pop("length", 200),
-        settings.pop("redo", False),
-    )
+    is_encoder_decoder, redo = settings.pop("is_encoder_decoder", False), settings.pop("redo", False)
+    settings |= {"packed_length": settings.pop("length", 200), "architecture": "t5" if is_encoder_decoder else "llama"}
     if records:
         settings["train_data"] = [write_jsonl(folder / "train.jsonl", records)]
     settings = {"valid_fraction": 0, "output_prefix": str(folder / "out" / "x"), **settings}
-    config = FinetuneConfig(**settings)
+    config = FinetuneRunConfig(**settings)
     tokenizer = partial(tokenizer_of_exports, encoder, is_encoder_decoder)
-    return prepare(config, encoder, tokenizer, is_encoder_decoder=is_encoder_decoder, packed_length=length, redo=redo)
+    return prepare(config, encoder, tokenizer, redo)
 
 
 def segments(files: ExampleFiles, number: int = 0) -> list[list[int]]:

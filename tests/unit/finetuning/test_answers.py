@@ -12,7 +12,7 @@ from toy_tokenizers import TrainToy, toy_lines
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from wide_weights import spread_weights
 
-from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.evaluation import answers
 from zerokara.examples.preparation import prepare
 from zerokara.finetuning import worker
@@ -44,13 +44,15 @@ def test_as_the_export(architecture: str, train_toy: TrainToy, tmp_path: Path, m
     shape = shape_of(560, architecture=architecture, seq_len=256)
     weights, special = spread_weights(shape), SpecialIds(encoder.bos_id, encoder.eos_id, encoder.pad_id)
     encodes = shape.traits.is_encoder_decoder
-    config = FinetuneConfig(
+    config = FinetuneRunConfig(
+        architecture=architecture,
+        packed_length=256,
         train_data=[write_jsonl(tmp_path / "train.jsonl", [{"source": "one", "target": "b"}])],
         valid_data=[write_jsonl(tmp_path / "valid.jsonl", [{"source": prompt, "target": "b"} for prompt in PROMPTS])],
         output_prefix=str(tmp_path / "x"),
     )
     tokenizer = tokenizer_of_exports(encoder, encodes)
-    prepare(config, encoder, lambda: tokenizer, is_encoder_decoder=encodes, packed_length=256)
+    prepare(config, encoder, lambda: tokenizer)
     run_config = FinetuneRunConfig.model_construct(
         seed=1, max_new_tokens=NEW_TOKENS, eval_batch_size=64, metric="exact_match", output_prefix=config.output_prefix
     )
