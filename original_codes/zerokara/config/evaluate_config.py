@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from zerokara.base.errors import Fault
 from zerokara.config.data import MIN_CONTEXT
-from zerokara.config.finetune_config import DataFormat, LabelWords
+from zerokara.config.finetune_config import DataFormat
 from zerokara.config.settings import Auto, Entry, Names, NaturalInt, PositiveInt, Settings, Text, Words, as_tuple
 
 TaskMetric = Literal["accuracy", "macro_f1", "exact_match", "word_accuracy", "chrf"]
@@ -68,7 +68,7 @@ class EvaluationTask(Entry):
     data_format: DataFormat | Auto = "auto"
     input_field: Text | Auto = "auto"
     output_field: Text | Auto = "auto"
-    label_words: LabelWords = Field(default_factory=dict)
+    label_words: dict[str, str] = Field(default_factory=dict)
     prompt_template: str = "auto"
     system_prompt: str = ""
     metric: TaskMetric | Auto = "auto"

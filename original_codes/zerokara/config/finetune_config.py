@@ -1,10 +1,9 @@
 """`finetune_config.yaml`: the examples of a task, and the training on them (step 7)."""
 
-import json
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from zerokara.base.errors import Fault
 from zerokara.config.data import SampleLengths, packed
@@ -12,20 +11,7 @@ from zerokara.config.engine import EngineSettings, LearningRateSchedule, Optimiz
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import Auto, Fraction, NaturalFloat, PositiveFloat, PositiveInt, Settings, Text, Words
 
-
-def label_text(value: Any) -> Any:
-    """Return a label that is a number or a truth value as the text that JSON has for it, and 1.0 as 1."""
-    value = int(value) if isinstance(value, float) and value.is_integer() else value
-    return json.dumps(value) if isinstance(value, bool | int | float | None) else value
-
-
-def _with_text_keys(value: Any) -> Any:
-    """Turn labels that are numbers or truth values into the texts of a data file; YAML's are texts already."""
-    return {label_text(key): word for key, word in value.items()} if isinstance(value, dict) else value
-
-
 DataFormat = Literal["messages", "prompt_completion", "source_target", "text_label"]
-LabelWords = Annotated[dict[str, str], BeforeValidator(_with_text_keys)]
 Overlong = Literal["fail", "drop", "cut_prompt"]
 
 
@@ -55,7 +41,7 @@ class ExampleSettings(Settings):
     """Field with the text that is read; `auto` is prompt, source or text, by data_format."""
     output_field: Text | Auto = "auto"
     """Field with the text that is learned; `auto` is completion, target or label, by data_format."""
-    label_words: LabelWords = Field(default_factory=dict)
+    label_words: dict[str, str] = Field(default_factory=dict)
     """Text for each label, e.g. {0: negative, 1: positive}, which then must have all; empty: the label itself."""
     prompt_template: str = "auto"
     """Text around what is read, with `{input}` in its place, e.g. "Translate: {input}\\n"; `auto` is "{input}\\n" for a

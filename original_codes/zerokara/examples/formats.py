@@ -15,6 +15,7 @@ anywhere else too.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -22,7 +23,8 @@ from typing import Any, NamedTuple
 
 from zerokara.base.errors import Fault, UserError, refuse, shown
 from zerokara.base.progress import first_of, plural
-from zerokara.config.finetune_config import DataFormat, FinetuneConfig, label_text
+from zerokara.config.finetune_config import DataFormat, FinetuneConfig
+from zerokara.config.settings import whole
 from zerokara.corpus.documents import HARMLESS, BadLine, Reason, excerpt, object_of_line
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Range, read, total_plain_bytes
@@ -268,12 +270,12 @@ def extra_keys(message: Message) -> list[str]:
 
 
 def _text(values: Mapping[str, Any], field: str, may_be_number: bool = False) -> str:
-    """The text of a field; a number or truth value, where that may be, as `label_text` writes it."""
+    """The text of a field; a number or truth value, where that may be, as JSON has it, and 1.0 as 1."""
     if field not in values:
         raise BadExample(f"field {field!r} is missing")
     value = values[field]
     if may_be_number and isinstance(value, bool | int | float):
-        return str(label_text(value))
+        return json.dumps(whole(value))
     if not isinstance(value, str):
         raise BadExample(f"field {field!r} is null" if value is None else f"field {field!r} is no text")
     if "\0" in value:

@@ -191,12 +191,11 @@ def _summary_rows(paths: ExamplePaths, prepared: ExampleFiles) -> Iterator[tuple
 
 @dataclass
 class _SplitWriter:
-    """Files of one split, and the counts of its examples so far."""
+    """Files of one split."""
 
+    split: Split
     write: Callable[[Segments], None]
     texts: IO[bytes]
-    is_train: bool
-    counts: SplitCounts
 
 
 @dataclass
@@ -246,11 +245,11 @@ class _Splitter:
                 write = stack.enter_context(example_writer(self.paths.prefix(split), dtype))
                 texts = stack.enter_context(atomic_file(self.paths.texts(split)))
                 self.counts[split] = SplitCounts()
-                outputs.append(_SplitWriter(write, texts, split == "train", self.counts[split]))
+                outputs.append(_SplitWriter(split, write, texts))
             for record, example in examples:
                 self.fields |= record.values.keys()
                 if example is None:
-                    outputs[0].counts.bad += 1
+                    self.counts[splits[0]].bad += 1
                     line = {"file": record.file.name, "line": record.line, "offset": record.offset}
                     line |= {"reason": record.reason, "excerpt": record.excerpt}
                     quarantine.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
@@ -266,7 +265,7 @@ class _Splitter:
 
     def _add(self, record: Record, example: Example, output: _SplitWriter) -> None:
         """Write an example, as far as it fits a training sequence, and count it; raise Unlearnable if it cannot be."""
-        counts, segments = output.counts, self.encode(example)
+        counts, segments = self.counts[output.split], self.encode(example)
         fitted, fate = self.fit(segments)
         setattr(counts, fate, getattr(counts, fate) + 1)
         if fate == "dropped":
@@ -281,7 +280,7 @@ class _Splitter:
         self.keys.append(key)
         self.labels |= set() if example.label is None else {example.answer}
         text: dict[str, Any] = {}
-        if not output.is_train:
+        if output.split != "train":
             counts.seen += key in self.seen
             is_more = example.messages and extra_keys(example.messages[-1])  # its calls of tools are an answer, too
             reference = self.encoder.decode(segments[-1]) if is_more else example.answer

@@ -20,7 +20,7 @@ from zerokara.config.writing import value_text, write_values
 from zerokara.forecast import ensemble, fit, sizes
 from zerokara.forecast.sizes import LEFT_TO_RECIPE, Candidate, Planner, Speed, size_settings
 from zerokara.model.shapes import ModelShape
-from zerokara.steps import command
+from zerokara.steps import command, train
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import open_splits
 from zerokara.training.planning import run_plan
@@ -44,12 +44,12 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         return
     if options.hours is None and options.tokens is None:
         raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
-    train, valid = open_splits(config.output_prefix)
-    num_tokens = len(train.tokens)
+    trained_on, valid = open_splits(config.output_prefix)
+    num_tokens = len(trained_on.tokens)
     vocab_size = open_encoder(config.input_tokenizer_file, config.end_of_document).vocab_size
     planner = Planner(options.config_path, tuple(options.overrides))
     log(f"plan: {num_tokens:,} training tokens in {config.output_prefix}")
-    for _, note in run_plan.length_notes(config.seq_len, train):
+    for _, note in run_plan.length_notes(config.seq_len, trained_on):
         log(f"  note: {note}")
     small = fit.SmallRuns(planner, Path(f"{config.output_prefix}_plan"))
     shapes = [ModelShape.from_config(planner.config(**settings), vocab_size) for settings in fit.SHAPES]
@@ -140,10 +140,8 @@ def _rows_of_several(options: command.Options, config: PretrainConfig, chosen: C
 
 def _commands(options: command.Options, path: Path, config: PretrainConfig) -> list[str]:
     """Return the commands that train a configuration in a file, and convert its model."""
-    options, run_dir = replace(options, config_path=path, overrides=()), config.output_model_dir
-    made = {"input_model_dir": run_dir, "output_tokenizer_and_model_dir": f"{run_dir}_hf"}
-    train = command.next_command("3_train_node1.sh", options, config)
-    return [train, command.next_command("4_convert_to_HF.sh", options, config, made)]
+    options = replace(options, config_path=path, overrides=())
+    return [command.next_command("3_train_node1.sh", options, config), train.next_command(config, options)]
 
 
 def _take_over(config: PretrainConfig, options: command.Options) -> None:

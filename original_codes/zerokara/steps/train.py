@@ -50,7 +50,7 @@ def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = r
         if options.evaluate is not None:
             launching.evaluate(plan, earlier, options.evaluate)
             return
-        commands = launching.Commands(options.resume_command, _next(config, options))
+        commands = launching.Commands(options.resume_command, next_command(config, options))
         start = launching.check_start(plan, earlier if trains else None, options.redo, commands)
         if options.verify_resume:
             resume_proof.prove(start.plan, options.verify_resume)
@@ -78,7 +78,7 @@ def _reported_to_first(machines: Machines) -> Iterator[None]:
         raise
 
 
-def _next(config: RunConfig, options: command.Options) -> str:
+def next_command(config: RunConfig, options: command.Options) -> str:
     """The command that comes after this step."""
     if config.traits.no_class:  # step 4 would refuse it
         return f"{options.resume_command} --evaluate"

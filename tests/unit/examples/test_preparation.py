@@ -75,13 +75,13 @@ def test_borders_are_those_of_generation(tmp_path: Path, train_toy: TrainToy) ->
 FORMATS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "source_target": ({"source": "a", "target": "b"}, {}, "a\n", "b"),
     "prompt_completion": ({"prompt": "a", "completion": "b", "text": "c"}, {}, "a\n", "b"),
-    "text_label": ({"text": "a", "label": 1}, {"label_words": {0: "bad", 1: "good"}}, "a\n", "good"),
+    "text_label": ({"text": "a", "label": 1}, {"label_words": {"0": "bad", "1": "good"}}, "a\n", "good"),
     "document": ({"id": "7", "document": "a", "label": "x"}, {}, "a\n", "x"),
     "sentence": ({"sentence": "a", "label": True}, {}, "a\n", "true"),
-    "truth": ({"text": "a", "label": False}, {"label_words": {True: "good", False: "bad"}}, "a\n", "bad"),
-    "truth as text": ({"text": "a", "label": "true"}, {"label_words": {True: "good", False: "bad"}}, "a\n", "good"),
-    "float": ({"text": "a", "label": 1.0}, {"label_words": {0: "bad", 1: "good"}}, "a\n", "good"),
-    "float key": ({"text": "a", "label": "1"}, {"label_words": {0.0: "bad", 1.0: "good"}}, "a\n", "good"),
+    "truth": ({"text": "a", "label": False}, {"label_words": {"true": "good", "false": "bad"}}, "a\n", "bad"),
+    "truth as text": ({"text": "a", "label": "true"}, {"label_words": {"true": "good", "false": "bad"}}, "a\n", "good"),
+    "float": ({"text": "a", "label": 1.0}, {"label_words": {"0": "bad", "1": "good"}}, "a\n", "good"),
+    "number as text": ({"text": "a", "label": "1"}, {"label_words": {"0": "bad", "1": "good"}}, "a\n", "good"),
     "no words": ({"text": "a", "label": 1.0}, {}, "a\n", "1"),
     "review": ({"review": "a", "label": 0.5}, {"prompt_template": "Rate: {input}\nAs: "}, "Rate: a\nAs: ", "0.5"),
     "named": ({"x": "a", "y": "b"}, {"input_field": "x", "output_field": "y"}, "a\n", "b"),
@@ -191,13 +191,18 @@ LABEL = {"text": "a", "label": 0}
     ("good", "record", "settings", "said"),
     [
         (PAIR, {"source": "a", "target": " "}, {}, ["'target' is empty"]),
-        (LABEL, {"text": "a", "label": 7}, {"label_words": {0: "bad"}}, ["label = '7'", "label_words", "0: bad"]),
+        (LABEL, {"text": "a", "label": 7}, {"label_words": {"0": "bad"}}, ["label = '7'", "label_words", "0: bad"]),
         (PAIR, {"source": "a " * 90, "target": "b"}, {}, ["packed_length is 40", "overlong"]),
         (PAIR, TOO_LONG, {"overlong": "cut_prompt"}, ["the answer has"]),
         (PAIR, TOO_LONG, {}, ["the answer has", "overlong: drop"]),
         (conversation("a", "b"), conversation("a", "b", "c"), {}, ["ends with the turn of 'user'"]),
         (conversation("a", "b"), conversation("a", " "), {}, ["empty"]),
-        (LABEL, {"text": "a", "label": True}, {"label_words": {0: "bad"}}, ["label = 'true'", "label_words", "0: bad"]),
+        (
+            LABEL,
+            {"text": "a", "label": True},
+            {"label_words": {"0": "bad"}},
+            ["label = 'true'", "label_words", "0: bad"],
+        ),
     ],
 )
 def test_a_line_that_cannot_be_learned_is_an_error(
@@ -211,7 +216,7 @@ def test_several_such_lines_are_told_at_once_and_a_label_without_a_word_once(tmp
     records = [{"source": "a", "target": text} for text in ["b", "", "c", *[""] * 9]]
     assert [each.split(":")[1] for each in told(tmp_path, encoder, records)] == ["2", "4", "5", "6", "7"]
     records = [{"text": "a", "label": label} for label in [0, 1, 1, 2, 1, 0]]
-    faults = told(tmp_path, encoder, records, label_words={0: "bad"})
+    faults = told(tmp_path, encoder, records, label_words={"0": "bad"})
     assert [each.split(":")[1] for each in faults] == ["2", "4"]
 
 
@@ -221,7 +226,7 @@ def test_several_such_lines_are_told_at_once_and_a_label_without_a_word_once(tmp
         ({"a": 1, "b": 2}, {}, ["data_format", "train.jsonl", "a, b", "input_field"]),
         (PAIR, {"data_format": "messages"}, ["source, target"]),
         (PAIR, {"input_field": "x"}, ["source, target"]),
-        (PAIR, {"label_words": {0: "x"}}, ["label_words", "source_target"]),
+        (PAIR, {"label_words": {"0": "x"}}, ["label_words", "source_target"]),
         (PAIR, {"metric": "accuracy", "valid_fraction": 0.5}, ["metric"]),
         (PAIR, {"chat_template": "x.jinja"}, ["x.jinja"]),
         (PAIR, {"system_prompt": "x"}, ["system_prompt", "source_target"]),

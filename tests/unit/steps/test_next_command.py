@@ -47,7 +47,7 @@ def write(name: str, **settings: object) -> None:
 def after(step: str, following: str, *argv: str) -> tuple[str, Any, command.Options]:
     """The command that `step`, called with `argv`, prints for `following`, and what that loads."""
     config, options = called(step, *argv)
-    next_of = {TRAIN_TOKENIZER: train_tokenizer._next, TRAIN: train._next}.get(step)
+    next_of = {TRAIN_TOKENIZER: train_tokenizer._next, TRAIN: train.next_command}.get(step)
     text = next_of(config, options) if next_of else command.next_command(following, options, config)
     return text, *pasted(following, text)
 
@@ -56,7 +56,7 @@ def test_a_model_that_no_class_holds_is_not_sent_to_the_conversion(monkeypatch: 
     monkeypatch.setenv(command.COMMAND_NAME, "bash 3_train_node1.sh")
     write("config.yaml", architecture="t5_moe")
     config, options = called(TRAIN, "--set", "lr=0.01")
-    words = shlex.split(train._next(config, options))
+    words = shlex.split(train.next_command(config, options))
     assert words == ["bash", "3_train_node1.sh", "--set", "lr=0.01", "--evaluate"]
 
 
