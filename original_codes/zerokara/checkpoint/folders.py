@@ -231,11 +231,7 @@ def newest_to_resume(run_dir: Path, log: Callable[[str], None] = print) -> Path 
 
 
 def set_aside(folder: Path) -> Path:
-    """Give a broken checkpoint a name under which nothing here deletes it; return that name.
-
-    Raises:
-        RunError: it cannot be renamed.
-    """
+    """Give a broken checkpoint a name under which nothing here deletes it; return that name, or raise RunError."""
     aside = unused_name(folder, BROKEN_SUFFIX)
     try:
         os.rename(folder, aside)

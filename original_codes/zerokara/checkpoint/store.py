@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.distributed import Store
 
 from zerokara.base import manifest
 from zerokara.base.durable import atomic_folder, sync_folder, write_json
+from zerokara.base.manifest import FileRecord
 from zerokara.base.progress import bytes_text
 from zerokara.checkpoint import folders, tensor_file
 from zerokara.checkpoint.state import OPTIMIZER, STATE_NAME, WEIGHTS, Share, TrainingState
@@ -33,29 +35,20 @@ POLL_SECONDS = 0.05
 """Pause between two looks for a message."""
 
 
-@dataclass(frozen=True)
-class WrittenFile:
-    """One file of a checkpoint, on the disk."""
-
-    name: str
-    part: str
-    bytes: int
-    sha256: str
-
-
-def write_share(folder: Path, share: Share, tensors: Mapping[str, Mapping[str, Tensor]]) -> list[WrittenFile]:
-    """Write this process's rows of each tensor, by part and name, into files of their own; they are on the disk then.
+def write_share(folder: Path, share: Share, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, FileRecord]:
+    """Write this process's rows of each tensor, by part and name, into a file for each part; it is on the disk then.
 
     Raises:
         OSError: the disk is full or cannot be written; names the file.
     """
-    written = []
+    written = {}
     for part, rows in tensors.items():
         path = folder / share.file_name(part)
         sha256 = tensor_file.write(path, rows)
         if share.count > 1:  # another machine's view of a shared disk is what this one has synced
             sync_folder(path)
-        written.append(WrittenFile(path.name, part, path.stat().st_size, sha256))
+        status = path.stat()
+        written[part] = FileRecord(path.name, status.st_size, sha256, status.st_mtime_ns)
     return written
 
 
@@ -96,7 +89,7 @@ class Writers:
                 return
             answer: dict[str, Any]
             try:
-                answer = {"files": [asdict(file) for file in write_share(run_dir / name, self.share, tensors)]}
+                answer = {"files": write_share(run_dir / name, self.share, tensors)}
             except OSError as error:
                 answer = {"error": [error.errno, error.strerror or str(error), error.filename or str(run_dir)]}
             self._store.set(f"{request}/{self.share.index}", orjson.dumps(answer).decode())
@@ -171,23 +164,24 @@ def save(
     with atomic_folder(folder) as partial:
         request = writers.request(partial.name)
         try:
-            written = write_share(partial, writers.share, {WEIGHTS: weights, OPTIMIZER: moments})
+            written = [write_share(partial, writers.share, {WEIGHTS: weights, OPTIMIZER: moments})]
         finally:  # where this process fails, too: none may write when the folder goes
             answers = writers.answers(request)
         for answer in answers:
             if "error" in answer:
                 raise OSError(*answer["error"])
-            written += [WrittenFile(**file) for file in answer["files"]]
-        for file in written:
-            if (size := (partial / file.name).stat().st_size) != file.bytes:
+            written.append({part: FileRecord(**record) for part, record in answer["files"].items()})
+        files = {part: [share[part] for share in written] for part in (WEIGHTS, OPTIMIZER)}
+        for file in chain(*files.values()):
+            path = partial / file.path
+            if (size := path.stat().st_size) != file.bytes:
                 rule = f"{file.bytes:,} bytes were written, and this process sees {size:,}: is the disk shared by all?"
-                raise OSError(errno.EIO, rule, str(partial / file.name))
-        paths = {part: [partial / file.name for file in written if file.part == part] for part in (WEIGHTS, OPTIMIZER)}
+                raise OSError(errno.EIO, rule, str(path))
         write_json(partial / STATE_NAME, asdict(state))
         manifest.write(
             partial / folders.MANIFEST_NAME,
             manifest.StepSpec(step="checkpoint", settings={"shape": state.shape, "tokenizer": state.tokenizer_sha256}),
-            outputs={**paths, "state": partial / STATE_NAME},
+            outputs={**files, "state": partial / STATE_NAME},
             facts={
                 "step": state.step,
                 "tokens": state.tokens,
@@ -195,6 +189,5 @@ def save(
                 folders.SELECTION_FACT: state.selection_loss,
             },
             seconds=time.monotonic() - started,
-            hashes={manifest.file_key(partial / file.name): file.sha256 for file in written},
         )
     return folder

@@ -152,7 +152,7 @@ def test_a_folder_that_is_not_shared_is_no_checkpoint(tmp_path: Path, monkeypatc
     def elsewhere(folder: Path, mine: Share, tensors: Any) -> Any:
         written = write_share(folder, mine, tensors)
         if mine.index:
-            (folder / written[0].name).write_bytes(b"")
+            (folder / written["weights"].path).write_bytes(b"")
         return written
 
     monkeypatch.setattr(store, "write_share", elsewhere)
