@@ -61,11 +61,7 @@ class TensorWriter:
         return self
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write the next tensor, cast to the file's dtype.
-
-        Raises:
-            OSError: the disk is full or cannot be written; names the file.
-        """
+        """Write the next tensor, cast to the file's dtype. An OSError, of a full disk or another, names the file."""
         expected = self._remaining.pop(0)
         assert (name, tuple(tensor.shape)) == (expected, self._shapes[expected]), f"{name} came, {expected} is next"
         rows = tensor.detach().to("cpu", self._dtype).contiguous()

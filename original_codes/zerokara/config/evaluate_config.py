@@ -11,8 +11,6 @@ from zerokara.config.data import MIN_CONTEXT
 from zerokara.config.finetune_config import DataFormat
 from zerokara.config.settings import Auto, Entry, Names, NaturalInt, PositiveInt, Settings, Text, Words, as_tuple
 
-TaskMetric = Literal["accuracy", "macro_f1", "exact_match", "word_accuracy", "chrf"]
-
 
 class EvaluatedModels(Settings):
     """Models to evaluate (step 8)."""
@@ -71,7 +69,7 @@ class EvaluationTask(Entry):
     label_words: dict[str, str] = Field(default_factory=dict)
     prompt_template: str = "auto"
     system_prompt: str = ""
-    metric: TaskMetric | Auto = "auto"
+    metric: Literal["accuracy", "macro_f1", "exact_match", "word_accuracy", "chrf"] | Auto = "auto"
     """`auto` is accuracy for labels, exact_match for texts."""
     max_new_tokens: PositiveInt | Auto = "auto"
     """Most tokens of an answer; `auto` is a quarter more than the longest right answer has."""

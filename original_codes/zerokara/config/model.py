@@ -108,7 +108,6 @@ proportion the loss hardly changes (Kaplan et al., 2020, figure 5).
 """
 
 _Value = TypeVar("_Value")
-Layers = Annotated[tuple[NaturalInt, ...], BeforeValidator(as_tuple)]
 
 
 def _or(value: _Value | Auto, otherwise: _Value) -> _Value:
@@ -189,7 +188,7 @@ class ModelSettings(Settings):
     """Experts that each token is routed to (top-k); `auto` is 2, for switch 1."""
     moe_ffn_hidden_size: PositiveInt | Auto = "auto"
     """Inner size of an expert; `auto` is ffn_hidden_size."""
-    moe_layers: Layers | Auto = "auto"
+    moe_layers: Annotated[tuple[NaturalInt, ...], BeforeValidator(as_tuple)] | Auto = "auto"
     """Layers with experts, counted from 0, e.g. [3, 7, 11]; the others are dense. `auto` is every layer, for switch
     every second, for t5_moe every fourth. The same in encoder and decoder."""
     norm_epsilon: PositiveFloat | Auto = "auto"

@@ -185,9 +185,8 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
         remedy = f"try a higher rate, --set lr={3 * resolved(plan.resolved.lr):.2g}"
         if written := [key for key in recipe.OF_EXAMPLES if key not in plan.reasons]:
             remedy = f"leave {' and '.join(written)} at auto"
-        rows.append(
-            ("warning", f"{'; '.join(worse)}: it has learned nothing that counts; {remedy}, or give it more examples")
-        )
+        what = f"{'; '.join(worse)}: it has learned nothing that counts"
+        rows.append(("warning", f"{what}; {remedy}, or give it more examples"))
     return rows
 
 

@@ -179,9 +179,8 @@ def candidate(
     worth = fresh_worth(tokens, unique_tokens)
     enough = max(tokens, MIN_TOKENS_PER_PARAMETER * shape.num_parameters())  # the batch of fewer may fit no processes
     prediction = predict(effective_parameters(shape), worth) if predict else None
-    return Candidate(
-        name, shape, tokens, tokens / unique_tokens, tokens * seconds / 3600, prediction, *memory(name, enough)
-    )
+    epochs, hours = tokens / unique_tokens, tokens * seconds / 3600
+    return Candidate(name, shape, tokens, epochs, hours, prediction, *memory(name, enough))
 
 
 def recommended(candidates: Sequence[Candidate]) -> Candidate | None:

@@ -131,10 +131,7 @@ def _is_left_by_us(path: Path) -> bool:
 
 def check_line(paths: Sequence[str]) -> None:
     """Check the configuration files of steps 1, 2 to 3, and 4 to 6: each step reads what the one before it writes.
-
-    Raises:
-        UserError: with the faults of all three.
-    """
+    Raises UserError with the faults of all three."""
     found: list[Fault] = []
     loaded: list[Any] = []
     for path, name in zip(paths, ("sentence_piece_config.yaml", "config.yaml", "convert_config.yaml"), strict=True):

@@ -79,9 +79,8 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         return
     encoded = encode_corpus(config, files, encoder, choice, stage, part)
     if is_part:
-        text = (
-            f"{bytes_text(encoded.text_bytes)} of text encoded, {plural(encoded.resumed_shards, 'shard')} there before"
-        )
+        before = plural(encoded.resumed_shards, "shard")
+        text = f"{bytes_text(encoded.text_bytes)} of text encoded, {before} there before"
         following = command.next_command("2_tokenize.sh", options, config, flags=["--merge"])
         summary(f"{name}: done", [("work", text)], f"when all {part.num_parts} are done: {following}")
         return
