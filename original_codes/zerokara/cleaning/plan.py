@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from zerokara.config.clean_config import CleanConfig
 from zerokara.config.loading import FILES, load
 from zerokara.corpus.documents import HARMLESS, BadLine, Document
 from zerokara.corpus.find import CORPUS, Formats, FoundFiles, InputFile, find_files
-from zerokara.corpus.read import Range, ranges, read
+from zerokara.corpus.read import Range, gathered, ranges, read
 from zerokara.corpus.token_hashes import NgramIndex
 from zerokara.examples.formats import read_records
 
@@ -49,16 +50,9 @@ class Plan:
     @cached_property
     def tasks(self) -> list[list[Range]]:
         """The corpus, divided for the tasks; small files together."""
-        total, left = sum(file.bytes for file in self.files), -1
+        total = sum(file.bytes for file in self.files)
         target = max(min(_TASK_BYTES, total // _LEAST_TASKS), total // _MOST_TASKS, 1_000_000)
-        tasks: list[list[Range]] = []
-        for part in ranges(self.files, target, self.config.txt_document):
-            if part.disk_bytes > left or not tasks:
-                tasks.append([])
-                left = target
-            tasks[-1].append(part)
-            left -= part.disk_bytes
-        return tasks
+        return [*gathered(ranges(self.files, target, self.config.txt_document), attrgetter("disk_bytes"), target)]
 
     def read(self, rank: int) -> Iterator[tuple[int, int, Document | BadLine]]:
         """What is in the text of a task, each with the number of its range, and its line there; the lines of packed

@@ -10,9 +10,9 @@ that can be read, then one item for the damage: the line in which it breaks off,
 import io
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, TypeVar
 
 from zerokara.base.progress import Progress
 from zerokara.corpus import documents
@@ -20,6 +20,7 @@ from zerokara.corpus.compressed import CompressedReader
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, excerpt, text_of_json, text_of_line
 from zerokara.corpus.find import InputFile
 
+T = TypeVar("T")
 BUFFER_BYTES = 1024 * 1024
 PART_BYTES = 8 * 1024 * 1024
 """Bytes of a file that are read at a time, where it can be cut."""
@@ -95,6 +96,20 @@ def ranges(files: Sequence[InputFile], target_bytes: int, txt_document: TxtDocum
             starts = range(0, file.bytes, max(1, target_bytes))
             cut.extend(Range(file, start, min(start + starts.step, file.bytes)) for start in starts)
     return cut
+
+
+def gathered(items: Iterable[T], size_of: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Yield groups of consecutive items whose sizes add up to `most` at most; a larger item is a group by itself."""
+    group, total = list[T](), 0
+    for item in items:
+        size = size_of(item)
+        if group and total + size > most:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size
+    if group:
+        yield group
 
 
 def blocks(file: InputFile, block_bytes: int) -> Iterator[Block]:

@@ -27,7 +27,7 @@ from zerokara.base.resources import available_memory
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.documents import HARMLESS, Document
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.read import read_files, total_plain_bytes
+from zerokara.corpus.read import gathered, read_files, total_plain_bytes
 from zerokara.tokenizer.model_file import SPACE_MARK
 
 PROCESS_BYTES, BASE_TOKENIZER_BYTES = 40_000_000, 750_000_000
@@ -233,16 +233,9 @@ def passages_of(text: str) -> Iterator[str]:
     if len(text) * 4 <= PASSAGE_BYTES or len(text.encode()) <= PASSAGE_BYTES:
         yield text
         return
-    gathered, size = list[str](), 0
-    for line in text.split("\n"):
-        for part in split_line(line, PASSAGE_BYTES):
-            part_bytes = len(part.encode()) + 1
-            if gathered and size + part_bytes > PASSAGE_BYTES:
-                yield "\n".join(gathered)
-                gathered, size = [], 0
-            gathered.append(part)
-            size += part_bytes
-    yield "\n".join(gathered)
+    parts = (part for line in text.split("\n") for part in split_line(line, PASSAGE_BYTES))
+    for group in gathered(parts, lambda part: len(part.encode()) + 1, PASSAGE_BYTES):
+        yield "\n".join(group)
 
 
 def split_line(line: str, limit: int = SENTENCE_BYTES) -> list[str]:

@@ -24,6 +24,7 @@ from zerokara.base.errors import Fault, RunError, UserError
 from zerokara.base.progress import Progress
 from zerokara.base.resources import available_cores
 from zerokara.config.data import DataSettings
+from zerokara.corpus.read import gathered
 from zerokara.tokens.held_out import document_keys, num_valid_documents, valid_threshold
 from zerokara.tokens.indexed import DOCUMENT_BYTES, HEADER, TokenPaths, bin_path, header_bytes, idx_path, index_part
 from zerokara.tokens.quarantine import SourceTally, SplitTally
@@ -106,13 +107,7 @@ class Merge:
         if not left:  # a run that was killed may have given the files their final names already
             return
         threads = max(1, min(NUM_THREADS, available_cores() // 2, len(left) // NUM_THREADS))
-        batches, size, most = list[list[int]](), 0, min(CHECKPOINT_BYTES, int(sizes.sum()) // (2 * threads))
-        for number in left:
-            if not batches or size + sizes[number] > most:
-                batches.append([])
-                size = 0
-            batches[-1].append(number)
-            size += sizes[number]
+        batches = gathered(left, sizes.__getitem__, min(CHECKPOINT_BYTES, int(sizes.sum()) // (2 * threads)))
         before = int(sizes[is_own].sum() - sizes[left].sum())
         progress = Progress("merging the shards", int(sizes[is_own].sum()), "B", done=before)
         with self._opened() as files, progress, ThreadPoolExecutor(threads) as pool:

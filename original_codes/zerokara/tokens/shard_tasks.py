@@ -6,13 +6,14 @@ only as it is unpacked: each is a task, and says where the next begins. Names of
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from zerokara.base.resources import available_cores
 from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import TxtDocument
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.read import Range, blocks, has_unknown_size, ranges
+from zerokara.corpus.read import Range, blocks, gathered, has_unknown_size, ranges
 from zerokara.tokens.shards import ShardResult, ShardTask
 
 MIN_TASK_BYTES = 1024 * 1024
@@ -118,29 +119,21 @@ def _cut(
     files: Sequence[InputFile], task_bytes: int, txt_document: TxtDocument
 ) -> Iterator[ShardTask | tuple[int, InputFile]]:
     """Group consecutive ranges of one source into tasks; yield each file whose blocks are tasks, with its number."""
-    gathered: list[Range] = []
-    size = first = 0
     packed_bytes = sum(file.bytes for file in files if has_unknown_size(file, txt_document))
     whole_bytes = max(task_bytes // COMPRESSION_FACTOR, min(packed_bytes // MANY_FILES, MAX_WHOLE_BYTES))
 
-    def task() -> Iterator[ShardTask]:
-        if gathered:
-            yield ShardTask(_name(first, gathered[0].start), gathered[0].file.source, tuple(gathered))
-            gathered.clear()
+    def source_and_kind(numbered: tuple[int, InputFile]) -> tuple[int, bool]:
+        file = numbered[1]
+        return file.source, has_unknown_size(file, txt_document) and file.bytes > whole_bytes
 
-    for index, file in enumerate(files):
-        if has_unknown_size(file, txt_document) and file.bytes > whole_bytes:
-            yield from task()
-            yield index, file
+    for (source, is_cut_later), some in groupby(enumerate(files), source_and_kind):
+        if is_cut_later:
+            yield from some
             continue
-        for range_ in ranges([file], task_bytes, txt_document):
-            if gathered and (size + range_.disk_bytes > task_bytes or gathered[0].file.source != range_.file.source):
-                yield from task()
-            if not gathered:
-                first, size = index, 0
-            gathered.append(range_)
-            size += range_.disk_bytes
-    yield from task()
+        parts = ((index, part) for index, file in some for part in ranges([file], task_bytes, txt_document))
+        for group in gathered(parts, lambda numbered: numbered[1].disk_bytes, task_bytes):
+            index, first = group[0]
+            yield ShardTask(_name(index, first.start), source, tuple(part for _, part in group))
 
 
 def _name(file_index: int, start: int) -> str:
