@@ -23,7 +23,7 @@ from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import InputFile
 from zerokara.tokenizer import LOG_HEADER, LOG_NAME, TOKENIZER_NAMES, WORK_NAME, made_name
-from zerokara.tokens.indexed import TokenPaths, bin_path, idx_path
+from zerokara.tokens.indexed import TokenPaths
 
 TOKENIZER_STEP, TOKENS_STEP = "train_tokenizer", "tokenize"  # in their manifests
 _MAX_NAME_BYTES = 235  # a file system's 255, less what `durable` appends to a name while writing
@@ -52,8 +52,7 @@ def of_tokenizer(config: TokenizerConfig) -> Outputs:
 def of_tokens(config: DataSettings) -> Outputs:
     """Step 2."""
     paths = TokenPaths(config.output_prefix)
-    files = [path_of(prefix) for prefix in (paths.train, paths.valid) for path_of in (bin_path, idx_path)]
-    files += [paths.work_folder / "plan.json", paths.quarantine, paths.manifest]
+    files = [*paths.splits, paths.work_folder / "plan.json", paths.quarantine, paths.manifest]
     return Outputs("output_prefix", files, "" if any(paths.work_folder.glob("*.json")) else TOKENS_STEP)
 
 

@@ -70,12 +70,13 @@ class TokenPaths:
         """Shards while step 2 runs; on the same file system, so that the result can be renamed into place."""
         self.lock = Path(f"{output_prefix}_tokenizing.lock{PARTIAL_SUFFIX}")
         """The lock of a running step 2; beside the work folder, which comes and goes."""
+        self.splits = [path_of(prefix) for prefix in (self.train, self.valid) for path_of in (bin_path, idx_path)]
+        """The .bin and the .idx for training, then those for validation, which exist only if anything was held out."""
 
     @property
     def outputs(self) -> list[Path]:
         """The files of both splits and the quarantine that exist."""
-        pairs = [path_of(prefix) for prefix in (self.train, self.valid) for path_of in (bin_path, idx_path)]
-        return [path for path in (*pairs, self.quarantine) if path.exists()]
+        return [path for path in (*self.splits, self.quarantine) if path.exists()]
 
 
 def bin_path(prefix: Path) -> Path:
@@ -124,9 +125,9 @@ def index_part(
 
 
 def _read_header(prefix: Path, step: str) -> tuple[np.dtype[Any], int, int]:
-    """Return the type of the ids, the numbers of sequences and of documents; check that both files are as long as that.
+    """Return the type of the ids, the numbers of sequences and of documents; check that the index is as long as that.
 
-    Raises UserError if a file is missing, truncated, or no token file.
+    Raises UserError if a file is missing, or the index truncated or none of Megatron's.
     """
     index, data = idx_path(prefix), bin_path(prefix)
     for path in (index, data):
@@ -136,24 +137,15 @@ def _read_header(prefix: Path, step: str) -> tuple[np.dtype[Any], int, int]:
             raise UserError(Fault(where=str(path), rule="does not exist", remedy=remedy))
     with open(index, "rb") as file:
         start = file.read(HEADER.size)
-        if len(start) < HEADER.size or not start.startswith(MAGIC):
-            raise _damaged(index, "does not start as a Megatron index does", step)
-        _, version, code, num_sequences, num_indices = HEADER.unpack(start)
-        if version != VERSION or code not in TYPE_NAMES or num_indices < 1:
-            raise _damaged(index, f"has version {version} and type {code}; version 1 and types 1-5, 8 are known", step)
-        expected = HEADER.size + num_sequences * 12 + num_indices * 8
-        if index.stat().st_size != expected:
-            raise _damaged(index, f"is {index.stat().st_size:,} bytes long; its header says {expected:,}", step)
-        dtype, expected_data = np.dtype(TYPE_NAMES[code]).newbyteorder("<"), 0
-        if num_sequences:
-            file.seek(HEADER.size + (num_sequences - 1) * 4)
-            (length,) = struct.unpack("<i", file.read(4))
-            file.seek(HEADER.size + num_sequences * 12 - 8)
-            (pointer,) = struct.unpack("<q", file.read(8))
-            expected_data = pointer + length * dtype.itemsize
-    if data.stat().st_size != expected_data:
-        raise _damaged(data, f"is {data.stat().st_size:,} bytes long; {index.name} says {expected_data:,}", step)
-    return dtype, num_sequences, num_indices - 1
+    if len(start) < HEADER.size or not start.startswith(MAGIC):
+        raise _damaged(index, "does not start as a Megatron index does", step)
+    _, version, code, num_sequences, num_indices = HEADER.unpack(start)
+    if version != VERSION or code not in TYPE_NAMES or num_indices < 1:
+        raise _damaged(index, f"has version {version} and type {code}; version 1 and types 1-5, 8 are known", step)
+    expected = HEADER.size + num_sequences * 12 + num_indices * 8
+    if index.stat().st_size != expected:
+        raise _damaged(index, f"is {index.stat().st_size:,} bytes long; its header says {expected:,}", step)
+    return np.dtype(TYPE_NAMES[code]).newbyteorder("<"), num_sequences, num_indices - 1
 
 
 def _damaged(path: Path, rule: str, step: str) -> UserError:
@@ -161,11 +153,11 @@ def _damaged(path: Path, rule: str, step: str) -> UserError:
 
 
 class IndexedTokens:
-    """A pair of token files, memory-mapped: nothing is read before it is asked for. Picklable (opens again)."""
+    """A pair of token files, memory-mapped: nothing is read before it is asked for."""
 
     def __init__(self, prefix: Path | str, step: str = TOKENIZE_STEP):
         """`step` is the one that writes the files, for messages. Raises UserError for missing or damaged files."""
-        self.prefix, self._step = Path(prefix), step
+        self.prefix = Path(prefix)
         self.dtype, num, self.num_documents = _read_header(self.prefix, step)
         index, place = np.memmap(idx_path(self.prefix), dtype=np.uint8, mode="r"), HEADER.size
         self.lengths: NDArray[np.int32] = np.frombuffer(index, "<i4", num, place)
@@ -174,9 +166,12 @@ class IndexedTokens:
         """Byte offset of each sequence in the .bin."""
         self.document_indices: NDArray[np.int64] = np.frombuffer(index, "<i8", self.num_documents + 1, place + num * 12)
         """The sequence at which each document starts, and at the end the number of sequences."""
-        data = bin_path(self.prefix)
-        has_ids = data.stat().st_size > 0
-        self.tokens: NDArray[Any] = np.memmap(data, self.dtype, mode="r") if has_ids else np.empty(0, self.dtype)
+        data, end = bin_path(self.prefix), 0
+        if num:
+            end = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
+        if (size := data.stat().st_size) != end:
+            raise _damaged(data, f"is {size:,} bytes long; {idx_path(self.prefix).name} says {end:,}", step)
+        self.tokens: NDArray[Any] = np.memmap(data, self.dtype, mode="r") if size else np.empty(0, self.dtype)
         """All ids, flat."""
 
     def __len__(self) -> int:
@@ -190,9 +185,6 @@ class IndexedTokens:
         """Ids of each sequence of a document; of an example each segment: read, learned, read, …"""
         first, end = self.document_indices[document : document + 2].tolist()
         return [self[number] for number in range(first, end)]
-
-    def __reduce__(self) -> tuple[type[IndexedTokens], tuple[Path, str]]:
-        return IndexedTokens, (self.prefix, self._step)
 
 
 def open_splits(output_prefix: str) -> tuple[IndexedTokens, IndexedTokens | None]:

@@ -26,7 +26,7 @@ from zerokara.base.resources import available_cores
 from zerokara.config.data import DataSettings
 from zerokara.corpus.read import gathered
 from zerokara.tokens.held_out import document_keys, num_valid_documents, valid_threshold
-from zerokara.tokens.indexed import DOCUMENT_BYTES, HEADER, TokenPaths, bin_path, header_bytes, idx_path, index_part
+from zerokara.tokens.indexed import DOCUMENT_BYTES, HEADER, TokenPaths, header_bytes, index_part
 from zerokara.tokens.quarantine import SourceTally, SplitTally
 from zerokara.tokens.shard_tasks import Part
 from zerokara.tokens.shards import ShardResult, ShardTask, shard_path
@@ -39,17 +39,13 @@ COPIED = "copied"
 """Ending of the lengths of a shard that is in the merged files."""
 SPLIT_NAME = "split.json"
 _CHUNK_BYTES = 1024 * 1024
-_SPLITS = ("train", "valid")
+_UNFINISHED_NAMES = ("train.bin", "train.idx", "valid.bin", "valid.idx")
+"""Names in the work folder of the files of both splits, as in `TokenPaths.splits`."""
 
 
 def copied(folder: Path) -> set[str]:
     """Names of the shards that are in the merged files, whose own ids may be deleted."""
     return {path.stem for path in folder.glob(f"*.{COPIED}")}
-
-
-def _unfinished_paths(folder: Path) -> list[Path]:
-    """The unfinished files: .bin and .idx of each split."""
-    return [path_of(folder / name) for name in _SPLITS for path_of in (bin_path, idx_path)]
 
 
 class Merge:
@@ -119,13 +115,12 @@ class Merge:
 
     def give_final_names(self, paths: TokenPaths) -> None:
         """Rename the files; first delete an earlier run's manifest, which describes the earlier files."""
-        final = [path_of(prefix) for prefix in (paths.train, paths.valid) for path_of in (bin_path, idx_path)]
         paths.manifest.unlink(missing_ok=True)
-        for number, (written, path) in enumerate(zip(_unfinished_paths(self._folder), final, strict=True)):
+        for number, (name, path) in enumerate(zip(_UNFINISHED_NAMES, paths.splits, strict=True)):
             if number > 1 and not self._totals[1][0]:
                 path.unlink(missing_ok=True)
-            elif written.exists():  # else a run that was killed in the middle of this has renamed it
-                os.replace(written, path)
+            elif (self._folder / name).exists():  # else a run that was killed in the middle of this has renamed it
+                os.replace(self._folder / name, path)
         sync_folder(paths.manifest.parent)
 
     def _check(self, result: ShardResult, ending: str, size: int, checksum: int) -> None:
@@ -155,15 +150,16 @@ class Merge:
     def _count(self, number: int) -> list[list[int]]:
         """(documents, ids, bytes of text) of each split in a shard."""
         lengths, in_valid = self._lengths(number), self._in_valid(number)
-        return [
-            [len(split), *split.sum(0, dtype=np.int64).tolist()] for split in (lengths[~in_valid], lengths[in_valid])
-        ]
+        splits = lengths[~in_valid], lengths[in_valid]
+        return [[len(split), *split.sum(0, dtype=np.int64).tolist()] for split in splits]
 
     @contextmanager
     def _opened(self) -> Iterator[list[int]]:
         """Open the unfinished files at their full size."""
         # Never to be read: an NFS client that may read a page writes all of it back, with old bytes of another one's.
-        files = [os.open(path, os.O_WRONLY | os.O_CREAT, 0o666) for path in _unfinished_paths(self._folder)]
+        files = [
+            os.open(path, os.O_WRONLY | os.O_CREAT, 0o666) for path in map(self._folder.joinpath, _UNFINISHED_NAMES)
+        ]
         try:
             for (documents, ids, _), data, index in zip(self._totals, files[::2], files[1::2], strict=True):
                 os.ftruncate(data, ids * self._dtype.itemsize)
