@@ -41,8 +41,8 @@ class CompressedReader(io.RawIOBase):
     """Stream of the unpacked bytes of a compressed file; wrap it in an `io.BufferedReader` to read lines.
 
     If `damage` is not empty at the end, only the first `verified_bytes` of the file are certain. A member whose
-    checksum fails or is never reached may have unpacked to anything; of a file that ends too early nothing is certain,
-    for nobody knows how much is missing.
+    checksum fails or is never reached may have unpacked to nonsense for long; of a file that ends too early nothing is
+    certain, for nobody knows how much is missing.
     """
 
     def __init__(self, packed: IO[bytes], compression: Compression, name: str):

@@ -1,6 +1,7 @@
 """Compatibility with other implementations of a tokenizer: texts for each proof, and models that none can export."""
 
 from zerokara.base.errors import Fault, UserError
+from zerokara.base.progress import first_of
 from zerokara.tokenizer.encoder import NUM_T5_SENTINELS, Encoder
 from zerokara.tokenizer.hugging_face import HuggingFaceEncoder
 from zerokara.tokenizer.model_file import NEWLINE, PieceType
@@ -67,23 +68,18 @@ def check_exportable(encoder: Encoder) -> None:
     Raises:
         UserError: names every rule of the model that Hugging Face's tokenizers cannot follow.
     """
-
-    def listed(texts: list[str]) -> str:
-        return ", ".join(map(repr, texts[:3])) + (f", … {len(texts):,} in all" if texts[3:] else "")
-
     if isinstance(encoder, HuggingFaceEncoder):  # its own files are exported, and proved on hard texts by step 2
         return
     model = encoder.model
-    line_end = {NEWLINE} if encoder.by_line else set()
-    symbols = [text for text in encoder.symbols if text not in line_end]
-    unused = [piece.text for piece in model.pieces if piece.type is PieceType.UNUSED]
-    and_symbols = f"has user-defined symbols ({listed(symbols)})"
+    symbols = [repr(text) for text in encoder.symbols if text != NEWLINE or not encoder.by_line]
+    unused = [repr(piece.text) for piece in model.pieces if piece.type is PieceType.UNUSED]
+    and_symbols = f"has user-defined symbols ({first_of(symbols, 3)})"
     rules = {
         "is neither a unigram nor a BPE model": not (model.is_unigram or model.is_bpe),
         "puts spaces at the end of pieces (treat_whitespace_as_suffix)": model.whitespace_as_suffix,
         f"adds a dummy prefix and {and_symbols}": model.add_dummy_prefix and symbols,
         f"drops repeated spaces and {and_symbols}": model.remove_extra_whitespaces and symbols,
-        f"has pieces marked as unused ({listed(unused)})": unused,
+        f"has pieces marked as unused ({first_of(unused, 3)})": unused,
     }
     where, remedy = str(encoder.model_path), "use another tokenizer, or train one with step 1"
     reason = "which a Hugging Face tokenizer cannot do exactly, so that no export could be proved"

@@ -153,15 +153,11 @@ class Encoder:
 
     @cached_property
     def token_texts(self) -> list[bytes]:
-        """The UTF-8 bytes of text that each id stands for; none for control pieces and <unk>."""
-        return [piece.text_bytes for piece in self.model.pieces]
+        """The UTF-8 bytes of text that each id stands for; none for control pieces and <unk>.
 
-    def piece_bytes(self) -> npt.NDArray[np.int32]:
-        """Return int32[vocab_size]: the number of bytes of `token_texts`.
-
-        The sum over a line without unknown characters is its normalised length in bytes, with the dummy prefix.
+        Those of a line without unknown characters join to the line as it is normalised, with the dummy prefix.
         """
-        return np.array([*map(len, self.token_texts)], dtype=np.int32)
+        return [piece.text_bytes for piece in self.model.pieces]
 
     @cached_property
     def control_ids(self) -> frozenset[int]:

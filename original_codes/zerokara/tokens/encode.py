@@ -35,7 +35,7 @@ from zerokara.tokenizer.model_file import SPACE_MARK
 from zerokara.tokens import merge, shards, work_folder
 from zerokara.tokens.held_out import num_copies
 from zerokara.tokens.indexed import TokenPaths, dtype_for, open_splits
-from zerokara.tokens.quarantine import SourceTally, check_bad_fraction, count_sources, total, write_quarantine
+from zerokara.tokens.quarantine import SourceTally, check_bad_fraction, count_sources, write_quarantine
 from zerokara.tokens.shard_tasks import WHOLE, Part, expected, input_streams, num_workers, usual_task_bytes
 from zerokara.tokens.shards import Job, ShardResult, ShardTask, begin_worker, write_shard_in_worker
 
@@ -79,8 +79,7 @@ def encode_corpus(
     """Write the token files and the quarantine file of `config.output_prefix` with the chosen encoder.
 
     As a `stage` on several machines only encode a part, or only merge a part of what all have encoded; the merge of the
-    whole ends the work. The work folder stays until `work_folder.discard`, which is called once the manifest is
-    written.
+    whole ends the work. The work folder stays until `work_folder.discard`.
 
     Raises:
         UserError: too many bad lines, no documents, too few to split, another run at work on the same output; of a
@@ -118,7 +117,7 @@ def encode_corpus(
                 write_quarantine(tasks, results, folder, paths.quarantine)
             ranges = [pair for task in tasks for pair in zip(task.ranges, results[task.name].ranges, strict=True)]
             sources = count_sources(len(config.entries), ranges)
-            check_bad_fraction(config, total(sources), paths)
+            check_bad_fraction(config, sum(sources, SourceTally()), paths)
             hashes = {file_key(range_.file.path): held.sha256 for range_, held in ranges if held.sha256}
             _warn_of_equal_files(hashes)
             merged = merge.Merge(config, folder, tasks, results, sources, dtype_for(encoder.vocab_size))
@@ -268,7 +267,7 @@ def manifest_facts(config: DataSettings, files: FoundFiles, encoded: EncodedCorp
         {"entry": entry, "files": sum(file.source == source for file in files), **tally.facts()}
         for source, ((_, entry), tally) in enumerate(zip(config.entries, encoded.sources, strict=True))
     ]
-    whole = total(encoded.sources)
+    whole = sum(encoded.sources, SourceTally())
     return {
         **whole.facts(),
         "documents_written": whole.train.documents + whole.valid.documents,
@@ -296,7 +295,7 @@ def summary_rows(config: DataSettings, encoded: EncodedCorpus, seconds: float) -
         for name, split in (("  train", tally.train), ("  valid", tally.valid)):
             text = f"{split.documents:,} documents, {split.tokens:,} tokens, {bytes_text(split.text_bytes)} of text"
             rows.append((name, text))
-    whole = total(encoded.sources)
+    whole = sum(encoded.sources, SourceTally())
     if whole.skipped:
         rows.append(("skipped", f"{whole.reasons}; listed in {TokenPaths(config.output_prefix).quarantine}"))
     if whole.damaged:

@@ -4,18 +4,14 @@ Each worker counts a bad line where it meets it (`shards`), by its reason; here 
 Documents: what came in = train + valid + skipped, where every row of a damaged row group is one that was skipped.
 
 Bytes are those of the files on disk (compressed, if they are), and matter only where something cannot be counted in
-documents. *Lost* bytes could not be read, or nothing confirms them: a compressed file from the gzip member or zstd
-frame on in which a damage was met, for its checksum failed or was never reached (a gzip member can unpack to nonsense
-for long before anything is noticed); all of a compressed file that ends in the middle, for nobody can know how much is
-missing; of a damaged row group, the share of its missing rows; a line that is too long. Documents that could be read
-are used all the same.
+documents. *Lost* bytes could not be read, or nothing confirms them: of a damaged compressed file all but its
+`verified_bytes` (`corpus.compressed`); of a damaged row group, the share of its missing rows; a line that is too long.
+Documents that could be read are used all the same.
 
 The quarantine lists every line that makes no document, one JSON object a line: ``file``, ``line`` (from 1; a row of a
 .parquet), ``offset`` (byte in the unpacked file; index of the row), ``reason``, ``excerpt``, ``bytes``; of a damage
 ``documents`` and ``bytes_lost``, too.
 """
-
-from __future__ import annotations
 
 import math
 from collections import Counter
@@ -23,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
@@ -41,7 +37,15 @@ NAMED_FILES = 5
 
 
 @dataclass
-class SplitTally:
+class _Tally:
+    """Counts that are added field by field."""
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+
+@dataclass
+class SplitTally(_Tally):
     """Contents of one split."""
 
     documents: int = 0
@@ -50,13 +54,9 @@ class SplitTally:
     text_bytes: int = 0
     """UTF-8 bytes of the documents' text."""
 
-    def __add__(self, other: SplitTally) -> SplitTally:
-        sums = (self.documents + other.documents, self.tokens + other.tokens, self.text_bytes + other.text_bytes)
-        return SplitTally(*sums)
-
 
 @dataclass
-class SourceTally:
+class SourceTally(_Tally):
     """Documents of one source, or of all, and bytes of its files; the top of this file says what adds up to what."""
 
     documents_in: int = 0
@@ -104,15 +104,6 @@ def count_sources(num_sources: int, ranges: Sequence[tuple[Range | Block, RangeR
             loss = f"{bytes_text(lost)} of {bytes_text(file.bytes)} lost"
             tally.damaged.append(f"{file.name} ({damage}: {loss})")
     return tallies
-
-
-def total(tallies: Sequence[SourceTally]) -> SourceTally:
-    """All sources together."""
-    whole = SourceTally()
-    for tally in tallies:
-        for one in fields(tally):
-            setattr(whole, one.name, getattr(whole, one.name) + getattr(tally, one.name))
-    return whole
 
 
 def write_quarantine(tasks: Sequence[ShardTask], results: Mapping[str, ShardResult], folder: Path, path: Path) -> None:

@@ -63,7 +63,7 @@ class LossValidation:
         self._positions = [number for number, source in enumerate(sources) if source.num_valid_tokens or prefix]
         names = [sources[number].name for number in self._positions]
         self.source_names = names if len(names) > 1 else []
-        self._token_bytes = encoder.piece_bytes()
+        self._token_bytes = np.array([*map(len, encoder.token_texts)], dtype=np.int32)
         self._kinds = np.full(encoder.vocab_size, TEXT)
         self._kinds[plan.data.objective.sentinel_ids] = SENTINEL
         self._kinds[encoder.eos_id] = END

@@ -32,7 +32,7 @@ from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokens.encode import run_in_workers
 from zerokara.tokens.indexed import TokenPaths
-from zerokara.tokens.quarantine import SourceTally, check_bad_fraction, total
+from zerokara.tokens.quarantine import SourceTally, check_bad_fraction
 
 zstd: ModuleType = zstd_module()
 MakeConfig = Callable[..., PretrainConfig]
@@ -161,7 +161,7 @@ def test_workers_tasks_and_resuming_change_no_count(make_config: MakeConfig, cor
         discard_work(config)
     for one in made[1:]:
         assert one == made[0]
-    tally = total(made[0][0])
+    tally = sum(made[0][0], SourceTally())
     assert tally.bytes_in == sum(file.bytes for file in find_files(config.input_jsonl, ""))
     splits = [split for source in made[0][0] for split in (source.train, source.valid)]
     assert tally.documents_in == sum(split.documents for split in splits) + tally.skipped.total()
