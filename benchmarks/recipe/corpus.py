@@ -104,7 +104,7 @@ def _write_tokenizer(corpus: Corpus, encoder: Encoder, seq_len: int) -> None:
     tokenizer_json.write(encoder, corpus.hf_tokenizer, seq_len)
     path = corpus.hf_tokenizer / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
-    begin = encoder.piece(corpus.bos_id)
+    begin = encoder.pieces[corpus.bos_id]
     content["post_processor"]["single"].insert(0, {"SpecialToken": {"id": begin, "type_id": 0}})
     content["post_processor"]["special_tokens"] = {begin: {"id": begin, "ids": [corpus.bos_id], "tokens": [begin]}}
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

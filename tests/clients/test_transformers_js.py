@@ -14,7 +14,7 @@ def differing_lines(exports: Exports, name: str) -> int:
 
 def names_control_token(exports: Exports, line: str) -> bool:
     encoder = exports.encoder("llama-bpe")
-    return any(encoder.piece(token) in line for token in (*encoder.control_ids, encoder.unk_id))
+    return any(encoder.pieces[token] in line for token in (*encoder.control_ids, encoder.unk_id))
 
 
 def test_ids_of_bpe_are_those_of_training(exports: Exports) -> None:

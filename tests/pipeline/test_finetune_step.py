@@ -164,7 +164,7 @@ def test_conversations_are_learned(architecture: str, encoder: Encoder, tmp_path
         proof = exported_folder.proved(exported).facts["proof"]
         assert proof["chat"]["compared"] == 196 and proof["token_ids"]["holds"]
         ends = json.loads((exported / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
-        assert [encoder.piece(end) for end in ends] == ["<|endoftext|>", "<|im_end|>"]
+        assert [encoder.pieces[end] for end in ends] == ["<|endoftext|>", "<|im_end|>"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ MARKUP = ("{{ eos_token }}", "{% generation %}", "{#", "user:\n", "assistant:\n"
 def made_conversations(encoder: Encoder, texts: Sequence[str], seed: int = 0) -> Iterator[list[dict[str, str]]]:
     """Yield conversations, each ending with an answer, the same for the same seed."""
     chance = random.Random(seed)
-    names = ["<|user|>", "<|assistant|>", *(encoder.piece(i) for i in sorted({*encoder.control_ids, encoder.unk_id}))]
+    names = ["<|user|>", "<|assistant|>", *(encoder.pieces[i] for i in sorted({*encoder.control_ids, encoder.unk_id}))]
     halves = [half for name in names for half in (name[: len(name) // 2], name[len(name) // 2 :])]
     whole = [text[:400] for text in (*hard_texts(encoder), *texts)]
     kinds = (names, halves, LETTERS, SPACES, MARKUP, whole)

@@ -143,15 +143,15 @@ def object_of_line(text: str) -> dict[str, Any] | Reason:
     return value if isinstance(value, dict | Reason) else Reason.NOT_AN_OBJECT
 
 
-def text_of_file(content: bytes) -> str | tuple[Reason, int]:
-    """Text of a .txt file that is one document, with ``\\n`` at line ends; or the reason against it and its byte."""
+def text_of_file(content: bytes) -> tuple[str | Reason, int]:
+    """Text of a .txt file that is one document (line ends: ``\\n``), or the reason against it; and its byte, else 0."""
     try:
         text = checked(content.decode("utf-8").replace("\r\n", "\n").removesuffix("\n"))
     except UnicodeDecodeError as error:
         return Reason.INVALID_UTF8, error.start
     if "\r" in text and "\n" not in text:
         text = Reason.CR_ENDS
-    return (text, 0) if isinstance(text, Reason) else text
+    return text, 0
 
 
 def _careful_json(line: bytes) -> Any:

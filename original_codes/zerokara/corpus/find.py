@@ -244,9 +244,8 @@ def _search(given: Path, formats: Formats, where: str, left_out: LeftOut) -> dic
     pattern = Path(glob.escape(str(plain)), given.relative_to(plain))
     above, stars, below = os.path.join(".", pattern, "").partition("/**/")
     if "**" in below:
-        raise UserError(
-            Fault(where, "has ** more than once", value=shown(given), remedy="write it once, and * elsewhere")
-        )
+        remedy = "write it once, and * elsewhere"
+        raise UserError(Fault(where, "has ** more than once", value=shown(given), remedy=remedy))
 
     def matches(path: Path) -> bool:
         names = [path.relative_to(top) for top in tops if path.is_relative_to(top)]

@@ -231,10 +231,10 @@ def _of_whole_file(file: InputFile) -> Document | BadLine:
         return BadLine(file, 1, 0, Reason.TOO_LONG, excerpt(content), size, lost_bytes=file.bytes)
     if packed and packed.damage:
         return _damaged(file, packed, 1, 0, size)
-    if isinstance(text := documents.text_of_file(content), str):
-        return Document(text, file, 1, 0, size)
-    reason, offset = text
-    return BadLine(file, 1, offset, reason, excerpt(content[offset:]), size)
+    text, offset = documents.text_of_file(content)
+    if isinstance(text, Reason):
+        return BadLine(file, 1, offset, text, excerpt(content[offset:]), size)
+    return Document(text, file, 1, 0, size)
 
 
 def _damaged(file: InputFile, packed: CompressedReader, line: int, start: int, size: int) -> BadLine:

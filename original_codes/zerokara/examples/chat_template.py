@@ -212,15 +212,15 @@ def auto_source(encoder: Encoder, is_encoder_decoder: bool = False) -> str:
     character (``</s>`` becomes ``< /s>``).
     """
     quoted = partial(json.dumps, ensure_ascii=False)  # Jinja's escapes are Python's
-    controls = {encoder.piece(i) for i in encoder.control_ids}
-    end = encoder.piece(encoder.eos_id)
+    controls = {encoder.pieces[i] for i in encoder.control_ids}
+    end = encoder.pieces[encoder.eos_id]
     has_pieces = controls.issuperset(TURN_PIECES.values())
     begins = TURN_PIECES if has_pieces else {role: f"{role}:\n" for role in TURN_PIECES}
     after, between, first = "" if has_pieces else "\n", "", ""
     turns = next((turns for piece, turns in _TURNS.items() if {piece, turns[1]} <= controls), None)
     if turns and not has_pieces and not is_encoder_decoder:
         begins, end, between = {role: turns[0].format(role) for role in TURN_PIECES}, turns[1], turns[2]
-        after, first = end + between, encoder.piece(encoder.bos_id) if encoder.bos_id >= 0 else ""
+        after, first = end + between, encoder.pieces[encoder.bos_id] if encoder.bos_id >= 0 else ""
     answer = begins["assistant"]
     if is_encoder_decoder:
         answer += end  # as every input of an encoder ends
@@ -228,7 +228,7 @@ def auto_source(encoder: Encoder, is_encoder_decoder: bool = False) -> str:
         answer = answer.removesuffix("\n") + end
     # Numbered names (<extra_id_0>) by what they share before their numbers.
     stem_of, replaced = partial(_NUMBERED.sub, r"\1"), list[str]()
-    for stem, group in groupby(sorted(map(encoder.piece, encoder.special_ids), key=stem_of), key=stem_of):
+    for stem, group in groupby(sorted((encoder.pieces[i] for i in encoder.special_ids), key=stem_of), key=stem_of):
         names = list(group)
         name = stem if len(names) > 1 else names[0]
         if len(name) > 1:

@@ -48,13 +48,13 @@ class NewVocabulary(NamedTuple):
 
 def new_vocabulary(old: Encoder, new: Encoder) -> NewVocabulary:
     """Compare two tokenizers, piece by piece."""
-    by_name = {old.piece(i): i for i in range(old.vocab_size)}
+    by_name = {old.pieces[i]: i for i in range(old.vocab_size)}
     by_text = {text: i for i, text in enumerate(old.token_texts) if text}
     control = {getattr(new, name): getattr(old, name) for name in _CONTROLS if getattr(old, name) >= 0}
     before = old.encode(_LINE_END).tolist()  # so that no dummy prefix is put before the text
     sources, kept = [], []
     for i, text in enumerate(new.token_texts):
-        same = by_name.get(new.piece(i), -1)
+        same = by_name.get(new.pieces[i], -1)
         if same < 0 or old.token_texts[same] != text:  # "é" names a character here, a byte there
             same = by_text.get(text, control.get(i, -1) if not text else -1)
         kept.append(same >= 0)

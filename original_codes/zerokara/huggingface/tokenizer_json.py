@@ -73,7 +73,7 @@ def write(
             files[JSON_NAME] = _without_end(files[JSON_NAME])
     else:
         check_exportable(encoder)
-        end = encoder.piece(encoder.eos_id) if is_encoder_decoder else None
+        end = encoder.pieces[encoder.eos_id] if is_encoder_decoder else None
         made = content(encoder.model, end, encoder.by_line)
         files[JSON_NAME] = orjson.dumps(made, option=_INDENTED)
         files[SENTENCEPIECE_FILE] = encoder.model_bytes
@@ -238,8 +238,8 @@ def _bpe(model: ModelFile) -> models.BPE:
 
 
 def _tokenizer_config(encoder: Encoder, model_max_length: int, is_encoder_decoder: bool) -> dict[str, Any]:
-    named = {encoder.bos_id, encoder.eos_id, encoder.unk_id, encoder.pad_id}
-    extra = [encoder.piece(i) for i in sorted(encoder.control_ids - named)]
+    named = {"bos": encoder.bos_id, "eos": encoder.eos_id, "unk": encoder.unk_id, "pad": encoder.pad_id}
+    extra = [encoder.pieces[i] for i in sorted(encoder.control_ids - {*named.values()})]
     return {
         "tokenizer_class": TOKENIZER_CLASS,
         "model_max_length": model_max_length,
@@ -250,7 +250,7 @@ def _tokenizer_config(encoder: Encoder, model_max_length: int, is_encoder_decode
         "padding_side": "right" if is_encoder_decoder else "left",
         # Otherwise transformers 4 returns token_type_ids too, which GPT-2 adds to its embeddings and Llama refuses.
         "model_input_names": ["input_ids", "attention_mask"],
-        **encoder.special_tokens,
+        **{f"{name}_token": encoder.pieces[i] for name, i in named.items() if i >= 0},
         # llama.cpp would put a space before every text.
         **({"add_prefix_space": False} if is_for_llama_cpp(encoder) and not encoder.model.add_dummy_prefix else {}),
         # The sentinels, by the name of transformers 4, which transformers 5 takes too. Of transformers 5's own name,

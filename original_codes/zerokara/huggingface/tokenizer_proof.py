@@ -60,7 +60,7 @@ def prove(encoder: Encoder, theirs: Any, texts: Iterable[str], max_lines: int = 
     is_carried = isinstance(encoder, HuggingFaceEncoder)  # how its users spell sentinels is not ours to change
     # As users spell one: its one id, without a space before it.
     for sentinel in () if is_carried else encoder.sentinel_ids:
-        text = f"a {encoder.piece(sentinel)} b"
+        text = f"a {encoder.pieces[sentinel]} b"
         ours = [*encoder.encode("a").tolist(), sentinel, *encoder.encode(" b").tolist()]
         found = list(theirs(text, add_special_tokens=False)["input_ids"])
         if found != ours:

@@ -58,8 +58,7 @@ def train(config: TokenizerConfig, sentences: Path) -> dict[str, bytes]:
         UserError: the text supports fewer pieces than asked for; names the largest number that works.
     """
     base = open_base(config)
-    theirs = base.folder_files
-    files = {name: theirs[name] for name in KEPT_NAMES if name in theirs}
+    files = {name: content for name, content in base.folder_files.items() if name in KEPT_NAMES}
     settings = orjson.loads(files[JSON_NAME])
     with Progress("reading the sample", total=sentences.stat().st_size, unit="B") as progress:
         blocks = _blocks(sentences, progress)
@@ -72,10 +71,7 @@ def train(config: TokenizerConfig, sentences: Path) -> dict[str, bytes]:
         token["id"] = ids.setdefault(token["content"], len(ids))
     _renumber(settings.get("post_processor") or {}, ids)
     files[JSON_NAME] = orjson.dumps(settings, option=orjson.OPT_INDENT_2)
-    named = [orjson.loads(theirs[name]).get("eos_token_id") for name in ENDS_NAMES if name in theirs]
-    several = [i for each in named for i in (each if isinstance(each, list) else [each]) if i is not None]
-    ends = {ids[base.pieces[i]] for i in several if i < len(base.pieces)}
-    if ends:  # so that step 2 asks where there are several
+    if ends := {ids[base.pieces[i]] for i in base.named("eos", ENDS_NAMES)}:  # so that step 2 asks which of several
         files[ENDS_NAMES[0]] = orjson.dumps({"eos_token_id": sorted(ends)})
     if CONFIG_NAME in files:
         config_json = orjson.loads(files[CONFIG_NAME])

@@ -53,7 +53,7 @@ def hard_texts(encoder: Encoder) -> list[str]:
 
     Beside `HARD_TEXTS` these spell the control tokens and the user's symbols: alone, doubled, cut short, inside words.
     """
-    names = [encoder.piece(i) for i in sorted(encoder.special_ids)]
+    names = [encoder.pieces[i] for i in sorted(encoder.special_ids)]
     texts = [*HARD_TEXTS, *names[:6], " ".join(names), "x".join(names) + "\n" + "".join(names) + "<EOD>"]
     symbols = [text for text in encoder.symbols if text != NEWLINE]
     for symbol in symbols[:MAX_SYMBOLS]:
@@ -92,7 +92,7 @@ def notes(encoder: Encoder) -> list[str]:
     if encoder.by_line:
         return []
     if isinstance(encoder, HuggingFaceEncoder):
-        end = encoder.piece(encoder.eos_id)
+        end = encoder.pieces[encoder.eos_id]
         return [f"Hugging Face: the ids of a document are tokenizers' for its whole text, and {end} ends it"]
     prefix = ", with a space before it" if encoder.model.add_dummy_prefix else ""
     notes = [f"not made by step 1: the ids of a document are SentencePiece's for its whole text{prefix}"]

@@ -147,10 +147,6 @@ class Encoder:
         ends = [-1, *(place for place, i in enumerate(tokens) if i == self.newline_id), len(tokens)]
         return NEWLINE.join(decode(tokens[before + 1 : end]) for before, end in pairwise(ends))
 
-    def piece(self, token_id: int) -> str:
-        """Return the piece as it is in the vocabulary, with the space mark."""
-        return self.pieces[token_id]
-
     @cached_property
     def token_texts(self) -> list[bytes]:
         """The UTF-8 bytes of text that each id stands for; none for control pieces and <unk>.
@@ -187,7 +183,7 @@ class Encoder:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """Pieces by id."""
+        """Pieces by id, as they are in the vocabulary, with the space mark."""
         return [piece.text for piece in self.model.pieces]
 
     @property
@@ -195,16 +191,10 @@ class Encoder:
         """User-defined pieces, at which any text is cut."""
         return [piece.text for piece in self.model.pieces if piece.type is PieceType.USER_DEFINED]
 
-    @property
-    def special_tokens(self) -> dict[str, str]:
-        """Pieces of the special ids, by the names that Hugging Face gives them (``eos_token``)."""
-        ids = {"bos": self.bos_id, "eos": self.eos_id, "unk": self.unk_id, "pad": self.pad_id}
-        return {f"{name}_token": self.piece(i) for name, i in ids.items() if i >= 0}
-
     @cached_property
     def sentinel_ids(self) -> list[int]:
         """Ids of <extra_id_0>, <extra_id_1>, …; empty without `extra_ids`."""
-        id_of = {self.piece(i): i for i in self.control_ids}
+        id_of = {self.pieces[i]: i for i in self.control_ids}
         names = (f"<extra_id_{number}>" for number in range(len(id_of)))
         return [id_of[name] for name in takewhile(id_of.__contains__, names)]
 
@@ -214,7 +204,7 @@ class Encoder:
         sentinels, start, text = set(self.sentinel_ids), len(self.decode(before)), ""
         for is_sentinel, group in groupby(ids, sentinels.__contains__):
             some = list(group)
-            text += "".join(map(self.piece, some)) if is_sentinel else self.decode([*before, *some])[start:]
+            text += "".join(self.pieces[i] for i in some) if is_sentinel else self.decode([*before, *some])[start:]
         return text
 
     @cached_property

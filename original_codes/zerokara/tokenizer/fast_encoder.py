@@ -157,16 +157,15 @@ def _unproved_model(encoder: Encoder) -> str:
     model = encoder.model
     scores = [piece.score for piece in model.pieces if piece.type is PieceType.NORMAL]
     texts = {piece.text for piece in model.pieces if piece.type in (PieceType.NORMAL, PieceType.USER_DEFINED)}
-    cuts = (
-        {piece.text[:i], piece.text[i:]} for piece in model.pieces if piece.type is PieceType.BYTE for i in range(6)
-    )
+    names = [piece.text for piece in model.pieces if piece.type is PieceType.BYTE]
+    halves = ({name[:i], name[i:]} for name in names for i in range(6))
     rules = {
         "is no BPE model with byte fallback": not (model.is_bpe and model.byte_fallback),
         "puts a space before every line": model.add_dummy_prefix and encoder.by_line,
         "changes its text": model.charsmap or model.remove_extra_whitespaces or model.whitespace_as_suffix,
         "has symbols with spaces": any(SPACE_MARK in symbol for symbol in encoder.symbols),
         "has two pieces of one rank, or the halves of a name": len({*scores}) < len(scores)
-        or any(map(texts.issuperset, cuts)),
+        or any(map(texts.issuperset, halves)),
     }
     return next((reason for reason, holds in rules.items() if holds), "")
 
@@ -185,7 +184,7 @@ def _unproved_json(encoder: HuggingFaceEncoder) -> str:
     prefixes, matches = (last.get(key, True) for key in ("add_prefix_space", "use_regex"))
     is_plain = last.get("type") == "ByteLevel" and not prefixes and matches != bool(splits)
     unusual = [model.get(key) for key in ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")]
-    names = [encoder.encode(encoder.piece(i)).tolist() for i in encoder.special_ids]
+    names = [encoder.encode(encoder.pieces[i]).tolist() for i in encoder.special_ids]
     rules = {
         "has a pre-tokenizer that is not known": not is_plain or splits not in known,
         "has a normalizer other than NFC": settings.get("normalizer") not in (None, {"type": "NFC"}),

@@ -75,8 +75,8 @@ class HuggingFaceEncoder(Encoder):
         """The end of a document is unknown, or one of several; then `eos_id` is -1."""
         self.eos_id = self._end_id(where)
         self._end = np.int32(self.eos_id).tobytes()
-        self.bos_id = min(self._named("bos"), default=-1)
-        pads = [*self._named("pad"), *({self.unk_id} - {-1})]
+        self.bos_id = min(self.named("bos"), default=-1)
+        pads = [*self.named("pad"), *({self.unk_id} - {-1})]
         self.pad_id = next((i for i in pads if i != self.eos_id), self.eos_id)
         """<unk> where the files name none but the end, and that where there is no <unk>."""
 
@@ -108,7 +108,7 @@ class HuggingFaceEncoder(Encoder):
         named = (self.algorithm.get("unk_id"), vocabulary.get(self.algorithm.get("unk_token")))
         self.unk_id = next((i for i in named if i is not None), -1)
 
-    def _named(self, name: str, files: Sequence[str] = _NAMING) -> dict[int, str]:
+    def named(self, name: str, files: Sequence[str] = _NAMING) -> dict[int, str]:
         """Ids of the special tokens of this name (``eos``), each with the first of the files that names it."""
         found = dict[int, str]()
         for file, content in ((file, self._naming[file]) for file in files):
@@ -122,23 +122,23 @@ class HuggingFaceEncoder(Encoder):
 
     def _end_id(self, where: str) -> int:
         """Id of the end of a document; a fault where it is not certain."""
-        named, choice = self._named("eos"), self._end_of_document
+        named, choice = self.named("eos"), self._end_of_document
         record = read_json(self.model_path.with_name("manifest.json"))
         if record.get("step") == "convert":  # our export: its config.json has the end of the run
-            named = self._named("eos", ENDS_NAMES[1:]) or named
+            named = self.named("eos", ENDS_NAMES[1:]) or named
         ids = [*named] if choice == "auto" else [self.vendor.token_to_id(choice)]
         ids = [*named][:1] if choice == FIRST_END else ids
-        several = ", ".join(f"{self.piece(i)} ({file})" for i, file in named.items())
+        several = ", ".join(f"{self.pieces[i]} ({file})" for i, file in named.items())
         one, rule = ids[0] if len(ids) == 1 else None, ""
         if choice in ("auto", FIRST_END) and one is None:
             rule = f"is not certain: {where} may end a document by {several}"
             rule = rule if named else f"is not known: no file beside {where} names one (eos_token)"
         elif one is None:
             rule = f"is no token of {where}"
-        elif one in self.vendor.encode(self.piece(one), add_special_tokens=False).ids:
-            rule = f"must be a special token: {self.piece(one)} in a text would end its document"
+        elif one in self.vendor.encode(self.pieces[one], add_special_tokens=False).ids:
+            rule = f"must be a special token: {self.pieces[one]} in a text would end its document"
         if one is None or rule:
-            examples = several or ", ".join(self.piece(i) for i in sorted(self.control_ids)[:8]) or "none there"
+            examples = several or ", ".join(self.pieces[i] for i in sorted(self.control_ids)[:8]) or "none there"
             remedy = f"set it to the one that ended documents in the model's pretraining: {examples}"
             self.faults.append(Fault(where, rule, "end_of_document", choice, remedy))
             return -1
@@ -147,7 +147,7 @@ class HuggingFaceEncoder(Encoder):
     @cached_property
     def sha256(self) -> str:
         """Hash of tokenizer.json and of the end of a document, which identify the tokenizer of token files and runs."""
-        return hashlib.sha256(self.model_bytes + b"\0" + self.piece(self.eos_id).encode()).hexdigest()
+        return hashlib.sha256(self.model_bytes + b"\0" + self.pieces[self.eos_id].encode()).hexdigest()
 
     @property
     def record(self) -> Inputs:
@@ -218,9 +218,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(orjson.loads(path.read_bytes())) if path.is_file() else {}
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(
-            Fault(str(path), f"cannot be read as a JSON object: {error}", remedy="download the folder again")
-        ) from error
+        rule = f"cannot be read as a JSON object: {error}"
+        raise UserError(Fault(str(path), rule, remedy="download the folder again")) from error
 
 
 def of_another_model(pieces: int, rows: int) -> str:
@@ -259,8 +258,8 @@ def open_encoder(name: str | Path, end_of_document: str = "auto") -> Encoder:
     rows = read_json(path.with_name(ENDS_NAMES[1])).get("vocab_size") if path.name in IN_FOLDER else None
     if rule := of_another_model(encoder.vocab_size, rows or 0):
         raise UserError(Fault(str(path), rule, remedy=ANOTHER_MODEL))
-    if path.suffix != ".json" and end_of_document not in ("auto", FIRST_END, encoder.piece(encoder.eos_id)):
-        rule = f"must be auto with a SentencePiece model, whose end is {encoder.piece(encoder.eos_id)}"
+    if path.suffix != ".json" and end_of_document not in ("auto", FIRST_END, encoder.pieces[encoder.eos_id]):
+        rule = f"must be auto with a SentencePiece model, whose end is {encoder.pieces[encoder.eos_id]}"
         raise UserError(Fault(str(path), rule, "end_of_document", end_of_document, "set it to auto"))
     return encoder
 
@@ -280,7 +279,6 @@ def tokenizer_file(path: Path) -> Path:
     if found := next((path / name for name in IN_FOLDER if (path / name).is_file()), None):
         return found
     code = ", ".join(sorted(each.name for each in path.glob("*.py"))[:3])
-    rule = f"the folder holds none of {', '.join(IN_FOLDER)}" + (
-        f"; its Python code ({code}) is not run" if code else ""
-    )
+    rule = f"the folder holds none of {', '.join(IN_FOLDER)}"
+    rule += f"; its Python code ({code}) is not run" if code else ""
     raise UserError(Fault(shown(str(path)), rule, remedy="name a tokenizer file, or a folder with one"))

@@ -130,9 +130,8 @@ def train(
 
     def run(vocab_size: int) -> tuple[ModelFile, int]:
         options = _options(config, vocab_size, morphemes is not None)
-        with open(log_path, "a", encoding="utf-8") as log_file:
-            trained = trainer_process.run(options, morphemes or sentences, model_path, vocab_size, log_file)
-        code, last_line, peak = trained
+        with open(log_path, "a", encoding="utf-8") as file:
+            code, last_line, peak = trainer_process.run(options, morphemes or sentences, model_path, vocab_size, file)
         if code < 0:
             raise RunError(
                 f"SentencePiece's training was killed by signal {-code}, which most often means that memory ran out "

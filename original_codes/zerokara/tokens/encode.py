@@ -309,10 +309,7 @@ def summary_rows(config: DataSettings, encoded: EncodedCorpus, seconds: float) -
         time_text += f"; encoding {bytes_text(encoded.text_bytes / max(encoded.seconds, 1e-9))}/s of text"
     if encoded.resumed_shards:
         time_text += f", after {plural(encoded.resumed_shards, 'shard')} that an earlier run had finished"
-    counts = {
-        "documents hold U+2581, which decodes to a space": encoded.space_marks,
-        "tokens are <unk>": encoded.unknown,
-    }
-    if any(counts.values()):
-        rows.append(("text lost", ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)))
+    losses = [f"{encoded.space_marks:,} documents hold U+2581, which decodes to a space"] if encoded.space_marks else []
+    losses += [f"{encoded.unknown:,} tokens are <unk>"] if encoded.unknown else []
+    rows += [("text lost", ", ".join(losses))] if losses else []
     return [*rows, ("time", time_text)]

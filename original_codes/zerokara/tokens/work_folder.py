@@ -9,8 +9,6 @@ its files have the sizes recorded in it: a run that works alone syncs nothing on
 them. The merge compares their checksums.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Collection, Iterator
@@ -18,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
@@ -51,7 +49,7 @@ class ShardPlan:
     """The first run's size stays, however many workers a later run has."""
     format: int = FORMAT
 
-    def differences(self, earlier: ShardPlan) -> list[str]:
+    def differences(self, earlier: Self) -> list[str]:
         """Reasons why the shards of `earlier` do not serve this plan; of the files the first that differs."""
         names = ("tokenizer_sha256", "text_field", "txt_document", "format")
         pairs = [(name, getattr(earlier, name), getattr(self, name)) for name in names]

@@ -58,7 +58,7 @@ def encoded(template: ChatTemplate, messages: Sequence[Message]) -> list[list[in
 
 def ids(encoder: Encoder, *parts: str) -> list[int]:
     """Ids of texts, and of control pieces by their names."""
-    names = {encoder.piece(i): i for i in encoder.control_ids}
+    names = {encoder.pieces[i]: i for i in encoder.control_ids}
     return [i for part in parts for i in ([names[part]] if part in names else encoder.encode(part).tolist())]
 
 

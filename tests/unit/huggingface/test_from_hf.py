@@ -498,9 +498,9 @@ def test_a_piece_that_both_vocabularies_have_keeps_its_row(tmp_path: Path, encod
     new = Encoder(foreign_models.train(tmp_path / "new.model", foreign_models.STEP_1, lines, vocab_size=300))
     shape = ModelShape.from_config(settings_of(tmp_path / "hf", "tie_word_embeddings=false"), new.vocab_size)
     old = dict(from_hf.open_weights(tmp_path / "hf", replace(shape, vocab_size=encoder.vocab_size)))
-    their_id = {encoder.piece(i): i for i in range(encoder.vocab_size)}
-    kept = [i for i in range(new.vocab_size) if new.piece(i) in their_id]
-    word = next(i for i in range(new.vocab_size) if i not in kept and new.piece(i).endswith("zilei"))
+    their_id = {encoder.pieces[i]: i for i in range(encoder.vocab_size)}
+    kept = [i for i in range(new.vocab_size) if new.pieces[i] in their_id]
+    word = next(i for i in range(new.vocab_size) if i not in kept and new.pieces[i].endswith("zilei"))
     split = encoder.encode(new.token_texts[word].decode()).tolist()
     settings = settings_of(tmp_path / "hf", "tie_word_embeddings=false", "new_embeddings=mean_of_pieces")
     vocabulary = from_hf.check_source(tmp_path / "hf", shape, new, settings.new_embeddings, settings.fault)
@@ -508,7 +508,7 @@ def test_a_piece_that_both_vocabularies_have_keeps_its_row(tmp_path: Path, encod
     for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
         rows, theirs = weights[name], old[name][: encoder.vocab_size]
         assert rows.shape == (shape.padded_vocab_size, 24) and rows[new.vocab_size :].eq(0).all()
-        assert torch.equal(rows[kept], theirs[[their_id[new.piece(i)] for i in kept]])
+        assert torch.equal(rows[kept], theirs[[their_id[new.pieces[i]] for i in kept]])
         torch.testing.assert_close(rows[word], theirs[split].mean(dim=0))
     made = NewVocabulary([[2], [0, 2], []], [True, False, False], 3).rows(torch.arange(6.0).view(3, 2))
     assert made.tolist() == [[4.0, 5.0], [2.0, 3.0], [2.0, 3.0]]
@@ -532,7 +532,7 @@ def test_a_new_piece_comes_from_the_pieces_that_make_its_text_within_a_line(
     found = new_vocabulary(old, new)
     for i, (text, ids) in enumerate(zip(new.token_texts, found.sources, strict=True)):
         if text:
-            assert b"".join(old.token_texts[each] for each in ids) == text, new.piece(i)
+            assert b"".join(old.token_texts[each] for each in ids) == text, new.pieces[i]
     named = [name for name in ("bos_id", "eos_id", "unk_id") if min(getattr(new, name), getattr(old, name)) >= 0]
     assert [found.sources[getattr(new, name)] for name in named] == [[getattr(old, name)] for name in named]
     assert any(len(ids) > 3 for ids in found.sources) and 256 < sum(found.kept) < new.vocab_size - 5

@@ -54,7 +54,7 @@ def test_ids_are_those_of_the_lines_joined_by_the_line_end(encoder: Encoder) -> 
 
 def test_text_that_spells_control_tokens_is_text(encoder: Encoder) -> None:
     assert not encoder.control_ids & set(encoder.encode("</s><EOD>").tolist())
-    names = [encoder.piece(i) for i in sorted(encoder.control_ids | {encoder.unk_id})]
+    names = [encoder.pieces[i] for i in sorted(encoder.control_ids | {encoder.unk_id})]
     for text in [*names, " ".join(names), "k".join(names)]:
         ids = encoder.encode(text)
         assert not (encoder.control_ids | {encoder.unk_id}) & set(ids.tolist()), text
@@ -65,7 +65,7 @@ def test_special_ids_are_the_agreed_ones(toy: Encoder, toy_bpe: Encoder) -> None
     for encoder in (toy, toy_bpe):
         assert (encoder.unk_id, encoder.bos_id, encoder.eos_id, encoder.pad_id, encoder.newline_id) == (0, 1, 2, 3, 4)
         assert encoder.vocab_size == 520 and len(byte_ids(encoder)) == 256
-    assert [toy_bpe.piece(i) for i in (517, 518, 519)] == ["<extra_id_2>", "<extra_id_1>", "<extra_id_0>"]
+    assert [toy_bpe.pieces[i] for i in (517, 518, 519)] == ["<extra_id_2>", "<extra_id_1>", "<extra_id_0>"]
     assert toy_bpe.control_ids == {1, 2, 3, *range(509, 520)}  # of them 8 reserved pieces, 3 sentinel tokens
 
 

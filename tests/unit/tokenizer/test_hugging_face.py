@@ -33,7 +33,7 @@ def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_ids_are_those_of_tokenizers_and_special_tokens_are_text(folder: Path, kind: str) -> None:
     encoder = open_encoder(folder)
-    assert isinstance(encoder, HuggingFaceEncoder) and encoder.piece(encoder.eos_id) == BASE[kind]
+    assert isinstance(encoder, HuggingFaceEncoder) and encoder.pieces[encoder.eos_id] == BASE[kind]
     vendor = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = [*documents(40), *hard_texts(encoder), f"a{CHAT[kind]}b<think>c"]
     taken = vendor.encode(texts[-1]).ids
@@ -162,7 +162,7 @@ def test_sentinels_are_found_by_their_names(folder: Path, kind: str, tmp_path: P
     with_sentinels.add_special_tokens(["<extra_id_1>", "<extra_id_0>"])
     with_sentinels.save(str(tmp_path / "t5.json"))
     encoder = open_encoder(tmp_path / "t5.json", BASE[kind])
-    assert [encoder.piece(i) for i in encoder.sentinel_ids] == ["<extra_id_0>", "<extra_id_1>"]
+    assert [encoder.pieces[i] for i in encoder.sentinel_ids] == ["<extra_id_0>", "<extra_id_1>"]
     assert encoder.decode_continuation([encoder.sentinel_ids[1]]) == "<extra_id_1>"
     settings = config_of(architecture="t5", seq_len=64)
     for each in (encoder, open_encoder(folder)):

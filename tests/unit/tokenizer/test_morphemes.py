@@ -128,7 +128,7 @@ def test_no_piece_is_learnt_across_a_boundary(tmp_path: Path, model_type: Any) -
     encoder = Encoder(tmp_path / "tokenizer.model")
     for line in [*lines[:200], *HARD]:
         assert encoder.decode(encoder.encode(line)) == line
-    used = [encoder.piece(i) for line in lines[:200] for i in encoder.encode(line)]
+    used = [encoder.pieces[i] for line in lines[:200] for i in encoder.encode(line)]
     assert sum(piece.count("▁") for piece in used) == sum(line.count(" ") for line in lines[:200])
     assert _crossing_pieces(_train(tmp_path, lines, None, model_type=model_type), lines), "without the analyser"
 
@@ -150,7 +150,7 @@ def test_a_part_of_two_is_used_less_there(tmp_path: Path, monkeypatch: pytest.Mo
     def trained() -> tuple[list[str], float]:
         model = _train(tmp_path, lines, _particles, vocab_size=310, character_coverage=0.9995, **settings)
         encoder = Encoder(tmp_path / "tokenizer.model")
-        used = [encoder.piece(i) for line in lines[:500] for i in encoder.encode(line)]
+        used = [encoder.pieces[i] for line in lines[:500] for i in encoder.encode(line)]
         crossed = sum(piece == "って" and before != "と" for before, piece in pairwise(used))
         return sorted(piece.text for piece in model.pieces), crossed / sum(line.count("って") for line in lines[:500])
 
@@ -168,7 +168,7 @@ def test_sentences_begin_with_a_space_and_morphemes_do_not(tmp_path: Path) -> No
     assert model.add_dummy_prefix and "ました" in texts and "▁ました" not in texts
     assert any(re.fullmatch("▁[一-鿿]+", text) for text in texts)
     encoder = Encoder(tmp_path / "tokenizer.model")
-    assert encoder.piece(encoder.encode(lines[0])[0]).startswith("▁")
+    assert encoder.pieces[encoder.encode(lines[0])[0]].startswith("▁")
 
 
 def _analyser(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: str) -> Analyser:

@@ -162,7 +162,7 @@ def test_the_whole_report(toy: Encoder, toy_bpe: Encoder, tmp_path: Path) -> Non
         "this one": {"description": "SentencePiece unigram, byte fallback", "vocab_size": toy.vocab_size},
         name: {"description": "SentencePiece BPE, byte fallback", "vocab_size": toy_bpe.vocab_size},
     }
-    counts = Counter(toy.piece(i) for line in ["the fox", "the dogs"] for i in toy.encode(line).tolist())
+    counts = Counter(toy.pieces[i] for line in ["the fox", "the dogs"] for i in toy.encode(line).tolist())
     assert dict(made.most_frequent) == dict(counts) and made.most_frequent[0][1] == max(counts.values())
     learnt = [piece.text for piece in ModelFile(toy.model_bytes).pieces if piece.type == 1]
     assert set(made.unused_pieces) == {piece for piece in learnt if not counts[piece]}

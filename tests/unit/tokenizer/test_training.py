@@ -64,7 +64,7 @@ def test_nothing_to_train_on_is_a_fault_of_the_input(tmp_path: Path) -> None:
 
 def test_symbols_are_whole(train_toy: TrainToy) -> None:
     encoder = Encoder(train_toy(user_defined_symbols=("<sep>", "quickfox")))
-    pieces = [encoder.piece(i) for i in encoder.encode("2024<sep>aquickfoxb")]
+    pieces = [encoder.pieces[i] for i in encoder.encode("2024<sep>aquickfoxb")]
     assert "<sep>" in pieces and "quickfox" in pieces
 
 
@@ -80,7 +80,7 @@ def test_digits_of_every_script_are_single(train_toy: TrainToy, model_type: str,
     learnt = [piece.text for piece in encoder.model.pieces if piece.type is PieceType.NORMAL]
     assert not [text for text in learnt if len(text) > 1 and re.search(r"\d", text)]
     for line, digits in zip(lines, numbers, strict=True):
-        pieces = [encoder.piece(i) for i in encoder.encode(line)]
+        pieces = [encoder.pieces[i] for i in encoder.encode(line)]
         assert [piece for piece in pieces if re.search(r"\d", piece)] == [*digits, *digits[:2]]
     whole = {piece.text for piece in ModelFile(train_toy(**settings, split_digits=False).read_bytes()).pieces}
     assert any(len(text) > 1 and re.search("[\u0966-\u096f]", text) for text in whole)
