@@ -44,7 +44,6 @@ _PRELOADED = [shards.__name__, "gigatoken"]
 """What the fork server imports; it passes over what is not installed."""
 OPEN_STREAMS = 4
 """Packed files that are unpacked at once; zlib and zstd release the interpreter's lock."""
-NAMED_TASKS = 3
 Stage = Literal["all", "encode", "merge"]
 
 
@@ -234,7 +233,7 @@ def run_in_workers(
                 yield result
     except BrokenProcessPool:
         firsts = [task.ranges[0] for task in under_way.values()][:num_workers]
-        places = first_of([f"{first.file.name} from byte {first.start:,}" for first in firsts], NAMED_TASKS)
+        places = first_of([f"{first.file.name} from byte {first.start:,}" for first in firsts], 3)
         raise RunError(
             f"a tokenising process died at one of: {places}. Finished shards are kept, and the same command resumes; "
             "most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"

@@ -5,8 +5,6 @@ A shard is four files: ``<name>.bin`` ids of every document with its end of docu
 `ShardResult`, which is written last. How the corpus is cut into tasks does not show in the merged result.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket
@@ -107,6 +105,19 @@ def unfinished_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}{PARTIAL_SUFFIX}")
 
 
+class _ShardFile:
+    """A file with the size and CRC-32 of what was written to it."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file = file
+        self.bytes = self.checksum = 0
+
+    def write(self, content: bytes) -> None:
+        self.file.write(content)
+        self.bytes += len(content)
+        self.checksum = zlib.crc32(content, self.checksum)
+
+
 _job: Job
 """That of this worker process, which `begin_worker` sets: its encoder is too large to be sent with each task."""
 
@@ -205,16 +216,3 @@ def _quarantined(item: BadLine, range_number: int, held: RangeResult) -> bytes:
         held.damage = held.damage or item.excerpt
         record |= {"documents": item.documents, "bytes_lost": item.lost_bytes}
     return orjson.dumps({**record, "range": range_number}, option=orjson.OPT_APPEND_NEWLINE)
-
-
-class _ShardFile:
-    """A file with the size and CRC-32 of what was written to it."""
-
-    def __init__(self, file: IO[bytes]):
-        self.file = file
-        self.bytes = self.checksum = 0
-
-    def write(self, content: bytes) -> None:
-        self.file.write(content)
-        self.bytes += len(content)
-        self.checksum = zlib.crc32(content, self.checksum)
