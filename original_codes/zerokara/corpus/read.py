@@ -3,8 +3,7 @@
 Plain files of lines are cut into byte ranges, and a range owns every line that *starts* in it. A .parquet is cut by its
 row groups; a compressed file of lines is unpacked into blocks of whole lines; a .txt file that is one document is read
 whole. Each line gives one item, and the items' bytes add up to the (unpacked) file. A damaged compressed file gives all
-that can be read, then one item for the damage: the line in which it breaks off, or one more. Step 2 counts bad lines in
-`tokens.shards`, and refuses too many in `tokens.quarantine`.
+that can be read, then one item for the damage: the line in which it breaks off, or one more.
 """
 
 import io

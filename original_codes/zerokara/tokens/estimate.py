@@ -89,10 +89,13 @@ def estimate_tokens(encoder: Encoder, texts: Sequence[str], times: float) -> Tok
 def check_disk_space(config: DataSettings, expected: TokenEstimate) -> None:
     """Raise UserError if the work will not fit on the disk; not of a run that was begun, which has a part there."""
     folder = TokenPaths(config.output_prefix).work_folder
-    # At the peak the ids once, but for what the merge is copying; and the index.
-    in_batches = min(merge.NUM_THREADS * merge.CHECKPOINT_BYTES, expected.output_bytes // 2)
-    needed = expected.output_bytes + in_batches + DOCUMENT_BYTES * expected.documents
-    free = free_bytes(folder)
+    free, needed = free_bytes(folder), peak_bytes(expected)
     if free < needed and not any(folder.glob("*-*.json")):
         rule = f"needs about {bytes_text(needed)}, and {bytes_text(free)} are free at {folder.absolute().parent}"
         raise UserError(config.fault("output_prefix", rule, "make room, or name a larger disk"))
+
+
+def peak_bytes(expected: TokenEstimate) -> int:
+    """Maximum disk space that the work takes at once, in bytes: ids once, but for what the merge is copying; index."""
+    in_batches = min(merge.NUM_THREADS * merge.CHECKPOINT_BYTES, expected.output_bytes // 2)
+    return expected.output_bytes + in_batches + DOCUMENT_BYTES * expected.documents
