@@ -30,7 +30,7 @@ from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricRes
 from zerokara.samples.bin_packing import target_length
 from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs, pair_lengths
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hugging_face import open_encoder
+from zerokara.tokenizer.hugging_face import encoder_of
 from zerokara.tokens.indexed import EXAMPLES_STEP, IndexedTokens
 from zerokara.training.launching import Commands
 from zerokara.training.planning import recipe
@@ -75,7 +75,7 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
         rule = f"is longer than the model's context, {run.seq_len} tokens"
         faults.append(config.fault("packed_length", rule, f"set it to {run.seq_len}, or auto", ["seq_len"]))
     refuse(faults)
-    encoder = open_encoder(run.input_tokenizer_file, run.end_of_document)
+    encoder = encoder_of(run)
     load_tokenizer = partial(tokenizer_proof.tokenizer_of_exports, encoder, is_encoder_decoder)
     files = preparation.prepare(run, encoder, load_tokenizer, redo)
     if is_encoder_decoder:

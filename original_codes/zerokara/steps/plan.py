@@ -21,7 +21,7 @@ from zerokara.forecast import ensemble, fit, sizes
 from zerokara.forecast.sizes import LEFT_TO_RECIPE, Candidate, Planner, Speed, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.steps import command, train
-from zerokara.tokenizer.hugging_face import open_encoder
+from zerokara.tokenizer.hugging_face import encoder_of
 from zerokara.tokens.indexed import open_splits
 from zerokara.training.planning import run_plan
 
@@ -46,7 +46,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
     trained_on, valid = open_splits(config.output_prefix)
     num_tokens = len(trained_on.tokens)
-    vocab_size = open_encoder(config.input_tokenizer_file, config.end_of_document).vocab_size
+    vocab_size = encoder_of(config).vocab_size
     planner = Planner(options.config_path, tuple(options.overrides))
     log(f"plan: {num_tokens:,} training tokens in {config.output_prefix}")
     for _, note in run_plan.length_notes(config.seq_len, trained_on):

@@ -15,7 +15,7 @@ from zerokara.corpus.format_check import check_formats
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.compatibility import notes
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hugging_face import HuggingFaceEncoder, open_encoder
+from zerokara.tokenizer.hugging_face import HuggingFaceEncoder, encoder_of
 from zerokara.tokens import work_folder
 from zerokara.tokens.encode import Stage, encode_corpus, manifest_facts, start_fork_server, summary_rows
 from zerokara.tokens.estimate import prepare
@@ -36,9 +36,9 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         name += f", {stage} {part.number}/{part.num_parts}"
     files, faults = FoundFiles(), list[Fault]()
     try:
-        encoder = open_encoder(config.input_tokenizer_file, config.end_of_document)
+        encoder = encoder_of(config)
     except UserError as error:
-        faults += [config.fault(each.key or "input_tokenizer_file", each.rule, each.remedy) for each in error.faults]
+        faults += error.faults
     try:
         files = find_files([entry for _, entry in config.entries], [config.where(key) for key, _ in config.entries])
     except UserError as error:

@@ -2,11 +2,13 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from zerokara.base import file_lock, manifest
+from zerokara.base.errors import UserError
 from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import find_files, for_manifest
@@ -19,13 +21,10 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     """Do step 1, or say that it is done, or what it would do."""
     # SentencePiece and numpy are loaded only where the configuration is right.
     from zerokara.tokenizer import byte_level, sampling, training
-    from zerokara.tokenizer.hugging_face import open_file, tokenizer_file
     from zerokara.tokenizer.morphemes import analyser_of
 
     files = find_files(config.input, config.where("input"))
-    others = [tokenizer_file(Path(name)) for name in config.compare_with]
-    for path in others:
-        open_file(path)
+    others = _tokenizers(config, "compare_with", config.compare_with)
     folder = Path(config.output_dir)
     model_path, manifest_path = folder / made_name(config.base_tokenizer), folder / "manifest.json"
     settings = config.model_dump(exclude={"input", "output_dir", "compare_with", "base_tokenizer"})
@@ -33,7 +32,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     settings["input (number of files of each entry)"] = [counts[number] for number in range(len(config.input))]
     inputs: dict[str, manifest.Inputs] = {"input": for_manifest(files), **({"compare_with": others} if others else {})}
     if config.base_tokenizer:
-        inputs["base_tokenizer"] = [tokenizer_file(Path(config.base_tokenizer))]
+        inputs["base_tokenizer"] = _tokenizers(config, "base_tokenizer", [config.base_tokenizer])
     work = manifest.StepSpec(preflight.TOKENIZER_STEP, settings, inputs)
     following = _next(config, options)
     if manifest.already_done(manifest_path, work, redo=options.redo) is not None:
@@ -87,6 +86,17 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         ("report", str(folder / "report.html")),
     ]
     summary(f"step 1 tokenizer: done, {report.vocab_size:,} pieces in {model_path}", rows, following)
+
+
+def _tokenizers(config: TokenizerConfig, key: str, names: Sequence[str]) -> list[Path]:
+    """Return the tokenizers that a setting names, all of which can be opened."""
+    from zerokara.tokenizer.hugging_face import open_file, tokenizer_file
+
+    try:
+        return [open_file(tokenizer_file(Path(name))).model_path for name in names]
+    except UserError as error:
+        found = [config.fault(key, f"{each.where}: {each.rule}", each.remedy) for each in error.faults]
+        raise UserError(found) from error
 
 
 def _next(config: TokenizerConfig, options: command.Options) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,10 @@ from zerokara.base.manifest import FileRecord, Inputs, file_key
 from zerokara.tokenizer import CONFIG_NAME, ENDS_NAMES, JSON_NAME, KEPT_NAMES
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.model_file import SPACE_MARK
+
+if TYPE_CHECKING:  # the tokenizer of an export needs neither
+    from zerokara.config.data import DataSettings
+    from zerokara.config.pretrain_config import RunConfig
 
 CARRIED = (*KEPT_NAMES, "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt")
 """Files of a tokenizer, which an export holds as they were."""
@@ -244,6 +248,15 @@ def folder_files(path: Path) -> dict[str, bytes]:
     if path.name == JSON_NAME:  # of another name, it does not belong to the files beside it
         names = {name: path.with_name(name) for name in (*CARRIED, *_NAMING)}
     return {name: each.read_bytes() for name, each in names.items() if each.is_file()}
+
+
+def encoder_of(config: "DataSettings | RunConfig") -> Encoder:
+    """Open the tokenizer of a configuration, as `open_encoder` does; faults name its setting."""
+    try:
+        return open_encoder(config.input_tokenizer_file, config.end_of_document)
+    except UserError as error:
+        key = "input_tokenizer_file"
+        raise UserError([config.fault(each.key or key, each.rule, each.remedy) for each in error.faults]) from error
 
 
 def open_encoder(name: str | Path, end_of_document: str = "auto") -> Encoder:

@@ -154,6 +154,7 @@ def test_what_is_missing_is_said_to_be_with_the_nearest_name(
     printed = capfd.readouterr().err.lower()
     assert "no such" in printed or "there is no manifest" in printed
     assert f"the nearest name is {nearest}" in printed
+    assert "--set: " in printed or "manifest" in printed or settings.split()[-1].partition("=")[0] in printed
     assert STEPS[step].main(["--config", "ther/evaluate_config.yaml"]) == 2
     assert "ther/evaluate_config.yaml: there is no such file; the nearest name is there; " in capfd.readouterr().err
 

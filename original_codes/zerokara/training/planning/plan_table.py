@@ -38,7 +38,7 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     tried = recipe.MAX_EPOCHS if config.packs_examples else recipe.TRIED_EPOCHS
     often = f"the recipe was tried with at most {tried:g} (docs/recipe.md), so watch the validation"
     for use in plan.consumption.sources:
-        if use.epochs > tried:
+        if round(use.epochs, 1) > tried:
             yield "", f"warning: {use.name} is read {use.epochs:.1f} times; {often}"
     rate = f"learning rate {resolved(config.lr):g} to {resolved(config.min_lr):g}, {config.lr_schedule}"
     yield "learning", f"{config.optimizer}, {rate}; weight decay {resolved(config.weight_decay):g}"

@@ -31,7 +31,7 @@ from zerokara.samples.objective import Objective, beginnings, objective
 from zerokara.samples.packed_examples import Pairs
 from zerokara.samples.packed_tokens import DataPlan
 from zerokara.tokenizer.encoder import Encoder
-from zerokara.tokenizer.hugging_face import open_encoder
+from zerokara.tokenizer.hugging_face import encoder_of
 from zerokara.tokens.indexed import IndexedTokens, TokenPaths, bin_path, check_belongs, open_splits
 from zerokara.training.compute import optimizer_rules
 from zerokara.training.compute.engine_choice import for_machines
@@ -320,7 +320,7 @@ def read_plan(path: Path, task: RunTask = PRETRAINING) -> RunPlan:
     texts = (orjson.dumps(content[name]) for name in ("resolved", "requested"))
     config, requested = map(task.config_class.model_validate_json, texts)
     config._origin = requested._origin = origin
-    encoder = open_encoder(config.input_tokenizer_file, config.end_of_document)
+    encoder = encoder_of(config)
     data = task.data_of(config, encoder)
     for key, what, now in (
         ("tokenizer_sha256", config.input_tokenizer_file, encoder.sha256),
@@ -361,7 +361,7 @@ def make_plan(
     here = requested.tensor_parallel_size if requested.num_processes == "auto" else requested.num_processes
     num_processes = nodes * here
     template = load_template(requested.deepspeed_template)
-    encoder = open_encoder(requested.input_tokenizer_file, requested.end_of_document)
+    encoder = encoder_of(requested)
     data = task.data_of(requested, encoder)
     shape = ModelShape.from_config(requested, encoder.vocab_size)
     extent = schedule.extent_of(data.training)
