@@ -107,11 +107,17 @@ def test_a_report_and_then_the_clean_text(root: Path, made: dict[str, list[str]]
         assert [record["text"] for record in records] == made[rule]
     texts = [record["text"] for path in sorted(Path("out/text").iterdir()) for record in _records(path)]
     assert texts == made["clean"]
+    packed = [path.read_bytes() for path in Path("out").rglob("*.zst")]
+    assert packed and all(content[4] & 4 for content in packed), "a frame ends with a checksum (RFC 8878, 3.1.1.1.1)"
     assert not list(Path("out").glob("work*"))
     assert any("done already" in line for line in run(*following[-2:]))
     write_texts(Path("test.jsonl"), [_text(1001)])
     changed = subprocess.run([*command, *following[-2:]], capture_output=True, encoding="utf-8", check=False)
     assert changed.returncode == 2 and "evaluation_data" in changed.stderr
+    before = Path("out/report.json").read_bytes()
+    report = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    assert report.returncode == 2 and "--redo" in report.stderr, "of other settings than the text that lies there"
+    assert Path("out/report.json").read_bytes() == before
 
 
 def test_every_record_names_its_source_and_its_line(made: dict[str, list[str]]) -> None:

@@ -41,6 +41,8 @@ def test_every_difference_is_a_fault_with_key_and_value(done: tuple[Path, StepSp
     assert source.key == "source" and "7 bytes" in str(source.value) and "2 bytes" in source.rule
     assert "--redo" in size.remedy and "--redo" in source.remedy
     assert manifest.already_done(path, other, redo=True) is None
+    other = StepSpec("step", {**spec.settings, "size": ""}, spec.inputs)
+    assert refused(manifest.already_done, path, other)[0].value == "''"
     assert fault_of(manifest.already_done, path, StepSpec("another", spec.settings, spec.inputs))
 
 

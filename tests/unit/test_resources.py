@@ -2,6 +2,8 @@
 
 import os
 import resource
+import subprocess
+import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -11,6 +13,15 @@ import pytest
 from zerokara.base import resources
 
 GB = 10**9
+SERVER = r"""
+import re
+from multiprocessing import forkserver
+from pathlib import Path
+from zerokara.base.resources import start_fork_server
+start_fork_server(["json"])
+status = Path(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read_text()
+print(int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16) >> 1 & 1)
+"""
 Machine = namedtuple("Machine", "total available")
 Process = namedtuple("Process", "vms")
 
@@ -71,3 +82,9 @@ def test_cores_are_those_of_the_group(monkeypatch: pytest.MonkeyPatch, group: Pa
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     write(group, cpu__max=quota)
     assert resources.available_cores() == expected
+
+
+def test_the_fork_server_leaves_ctrl_c_to_the_step() -> None:
+    """Else it would end with a traceback while it imports."""
+    done = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout == "1\n"

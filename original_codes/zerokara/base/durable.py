@@ -79,8 +79,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     except BaseException as error:
         partial.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in {None, *NO_ROOM}:  # numpy has no number for half a write
-            what = error.errno or errno.ENOSPC, error.strerror or str(error)
-            raise OSError(*what, error.filename or str(path)) from error
+            number = error.errno or errno.ENOSPC
+            raise OSError(number, os.strerror(number), error.filename or str(path)) from error
         raise
 
 

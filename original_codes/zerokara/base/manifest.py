@@ -198,6 +198,7 @@ def _differences(manifest_path: Path, done: Manifest, spec: StepSpec) -> Iterato
     for name in sorted(done.settings.keys() | settings.keys()):
         was, now = done.settings.get(name, "(none)"), settings.get(name, "(none)")
         if was != now:
+            was, now = ("''" if value == "" else value for value in (was, now))
             yield Fault(str(manifest_path), f"was {was} when this output was made", name, now, remedy)
     known = {FileKey(r.path, r.bytes, r.modified_ns): r.sha256 for r in chain(*done.inputs.values())}
     inputs = _records(spec.inputs, shown, known)

@@ -11,7 +11,9 @@ import resource
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import psutil
@@ -97,6 +99,20 @@ def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG, linux/prctl.h
     if os.getppid() != parent_pid:  # It died before the request.
         os._exit(1)
+
+
+def start_fork_server(modules: Sequence[str]) -> ForkServerContext:
+    """Start multiprocessing's fork server, which imports these modules; those that are not installed it passes over."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*modules])
+    # Ctrl-C reaches every process of a terminal's foreground group. It is meant for the step, which ends the others:
+    # what is ignored here stays ignored in the server and in its workers.
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    return context
 
 
 def end_with_step() -> None:

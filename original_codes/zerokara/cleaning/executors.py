@@ -6,7 +6,6 @@ on when this process ends; the same command waits for them first.
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from loguru import logger
 from zerokara.base.durable import atomic_file, make_folders, sync_folder
 from zerokara.base.errors import RunError
 from zerokara.base.progress import Progress, log, plural
-from zerokara.base.resources import available_cores, available_memory, end_with_step
+from zerokara.base.resources import available_cores, available_memory, end_with_step, start_fork_server
 from zerokara.cleaning import stages
 from zerokara.cleaning.plan import CLEAN, Plan
 
@@ -103,8 +101,7 @@ def _made(kind: Callable[..., Any], options: dict[str, Any]) -> Any:
 def _run_here(executor: LocalPipelineExecutor, label: str) -> None:
     """Run tasks in processes of this machine; datatrove's own pool would wait for ever for one that was killed."""
     ranks = executor.get_incomplete_ranks()
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # imported once for all workers of all stages
+    context = start_fork_server([__name__])  # what it imports is there for all workers of all stages
     pool = ProcessPoolExecutor(min(executor.workers, len(ranks) or 1), context, _begin)
     try:
         with Progress(label, executor.tasks, " tasks", done=executor.tasks - len(ranks)) as progress:
@@ -120,7 +117,6 @@ def _run_here(executor: LocalPipelineExecutor, label: str) -> None:
 
 def _begin() -> None:
     end_with_step()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the step, which waits for the tasks that run
     logger.disable("datatrove")
 
 

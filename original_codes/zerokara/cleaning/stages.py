@@ -224,13 +224,15 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     def count(name: str, size: int) -> None:
         tallies[name].update({f"{here['source']}\tdocuments": 1, f"{here['source']}\tbytes": size})
 
+    zstd = zstd_module()
+    with_checksum = {zstd.CompressionParameter.checksum_flag: 1}
     with ExitStack() as stack:
         files: dict[str, IO[bytes]] = {}
 
         def put(name: str, text: str, size: int | None = None, **more: Any) -> None:
             if name not in files:
                 file = stack.enter_context(atomic_file(folder / f"{name}-{rank:05d}.jsonl.zst"))
-                files[name] = stack.enter_context(zstd_module().open(file, "wb"))
+                files[name] = stack.enter_context(zstd.open(file, "wb", options=with_checksum))
             files[name].write(orjson.dumps({"text": text} | here | more, option=orjson.OPT_APPEND_NEWLINE))
             count(name, len(text.encode()) if size is None else size)
 

@@ -104,8 +104,8 @@ class TokenizerConfig(Settings):
         for symbol in self.user_defined_symbols:
             is_named = re.fullmatch(r"|<unk>|</?s>|<pad>|<extra_id_.*|<0x[0-9A-Fa-f]{2}>", symbol)
             if is_named or re.search(r"[\s\u2581\u2585\0\ud800-\udfff]", symbol):
-                rule = f"must not contain {symbol!r}: empty, another piece's, with white space, NUL, U+2581, 2585, D800"
-                yield self.fault("user_defined_symbols", rule)
+                rule = f"must not contain {symbol!r}: a symbol is not empty, is no other piece's name, and has no "
+                yield self.fault("user_defined_symbols", f"{rule}white space, NUL, U+2581, U+2585 or half surrogate")
         for piece in self.reserved_pieces:
             if not _RESERVED_NAME.fullmatch(piece):
                 rule = f"must not contain {piece!r}: a name is <|letters, digits or _|>, which no ordinary text spells"

@@ -124,12 +124,14 @@ def write_values(config_path: Path, values: Mapping[str, Any], is_dry_run: bool 
         after = "\n".join([f"{after[:start]} {texts[key]}", *inside]) + after[end:]
     for key in (key for key in texts if key not in places):
         after += ("" if after.endswith("\n") or not after else "\n") + f"{key}: {texts[key]}\n"
-    new = {key: read_value(text) for key, text in texts.items()}
+    new, old = {key: read_value(text) for key, text in texts.items()}, read_value(before) or {}
     with suppress(YAMLError):
-        if read_value(after) == (read_value(before) or {}) | new:
+        if read_value(after) == old | new:
             if not is_dry_run:
                 write_file(config_path, after)
-            return f"{'dry run: would write' if is_dry_run else 'written:'} {config_path}"
+            replaced = [f"{key}: {old[key]} → {texts[key]}" for key in texts if old.get(key, new[key]) != new[key]]
+            told = f"{config_path}; replaced {'; '.join(replaced)}" if replaced else str(config_path)
+            return f"{'dry run: would write' if is_dry_run else 'written:'} {told}"
     what = f"cannot change {', '.join(values)} without touching something else"
     by_hand = "; ".join(f"{key}: {text}" for key, text in texts.items())
     raise RunError(f"{config_path}: {what}; write by hand: {by_hand}")

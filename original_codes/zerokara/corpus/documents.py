@@ -145,6 +145,8 @@ def object_of_line(text: str) -> dict[str, Any] | Reason:
 
 def text_of_file(content: bytes) -> tuple[str | Reason, int]:
     """Text of a .txt file that is one document (line ends: ``\\n``), or the reason against it; and its byte, else 0."""
+    if not content:
+        return Reason.EMPTY_LINE, 0
     try:
         text = checked(content.decode("utf-8").replace("\r\n", "\n").removesuffix("\n"))
     except UnicodeDecodeError as error:

@@ -95,7 +95,10 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
         found = f" but {first.excerpt}" if file.format == "parquet" else ""
         not_text = f"field {text_field!r} does not hold text{found}"
         rule = not_text if reason is Reason.WRONG_TYPE else f"has no field {text_field!r}{others}"
-        remedy = f"its fields are: {', '.join(_fields(file, first))}; set text_field ({where}) to the one of the text"
+        fields = _fields(file, first)
+        remedy = f"its fields are: {', '.join(fields)}; set text_field ({where}) to the one of the text"
+        if fields == [text_field]:
+            remedy = "it is the only field: convert it to strings"
     elif reason is Reason.TOO_LONG and file.format == "txt":
         rule = f"is one document of {file.bytes:,} bytes; at most {documents.MAX_LINE_BYTES:,} are read as one"
         remedy = "set txt_document: line, so that each line is a document"

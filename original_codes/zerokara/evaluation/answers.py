@@ -37,6 +37,8 @@ class Answers:
     max_new_tokens: int
     num_too_long: int = 0
     """Prompts that are longer than the model's context: it is not asked, and its answer is empty."""
+    note: str = ""
+    """How the model was asked, where that is not as one would expect; or why it was not, and has no outputs."""
 
 
 def answers_of(

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,18 +73,23 @@ def measure_tasks(
     """Yield every section of every task, which comes with its overlaps; `cache` is a folder for answers.
 
     Raises:
-        RunError: a model cannot be asked: it has no end token, or no chat template for conversations.
+        RunError: a model cannot be asked: it has no end token.
     """
     answered = [(task, overlaps, dict[str, Answers]()) for task, overlaps in tasks]
     for model in models:  # each answers all tasks before the next one is loaded
         for task, _, answers in answered:
             tuned = facts.read(model.folder)
+            if task.conversations and not model.tokenizer.chat_template:
+                answers[model.name] = Answers([], [], 0, note="not asked: it has no chat template for conversations")
+                continue
             prompts, words = task.prompts(model.is_encoder_decoder, tuned), tuned.label_words if tuned else {}
             expected = [*words.values(), *task.references, *task.labels]
             found = answers_of(model, prompts, expected, task.max_new_tokens, task.name, cache)
             if task.labels and words.keys() >= {*task.labels}:  # the settings gave these labels no words
                 labels = {scoring.clean(word): label for label, word in words.items()}
                 found = replace(found, outputs=[labels.get(scoring.clean(text), f"({text})") for text in found.outputs])
+            if tuned and tuned.task == "messages" and not task.conversations:
+                found = replace(found, note="fine-tuned on conversations, and asked without its chat template")
             answers[model.name] = found
     for task, overlaps, answers in answered:
         yield from sections(task, answers, overlaps, seed)
@@ -95,7 +100,7 @@ def sections(
 ) -> Iterator[Section]:
     """Yield the results of a task, given the answers by model, and the overlaps by the name of the other data."""
     metric = scoring.METRICS[task.metric]
-    measures = {name: metric(each.outputs, task.references) for name, each in answers.items()}
+    measures = {name: metric(each.outputs, task.references) for name, each in answers.items() if each.outputs}
     log(f"{task.name}: computing baselines from {plural(len(task.train), 'training example')}")
     simple = baselines.for_texts(task.train, task.sources)
     if task.labels:
@@ -119,6 +124,7 @@ def sections(
     ]
     whole = _section(title, measures, baseline_measures, seed)
     rows = tuple(_with_notes(row, task, answers[row.model]) for row in whole.rows)
+    rows += tuple(Row(name, None, notes=(each.note,)) for name, each in answers.items() if not each.outputs)
     yield replace(whole, rows=rows, warnings=(*task.warnings, *warnings), facts=facts)
     for name, each in overlaps.items():
         if each.found and each.rest:
@@ -131,7 +137,7 @@ def sections(
 
 def _with_notes(row: Row, task: TaskData, answers: Answers) -> Row:
     """A row with notes and details on how its model answered."""
-    notes: list[str] = []
+    notes = [answers.note] if answers.note else []
     stopped, too_long = answers.stopped, answers.num_too_long
     details: dict[str, Any] = {"stopped": 100 * sum(stopped) / len(stopped), "too_long": too_long}
     if too_long:
@@ -158,7 +164,7 @@ def _section(name: str, models: Mapping[str, Measure], others: Mapping[str, Meas
         value = None if isnan(measure.value) else 100 * measure.value
         return Row(name, value, percent(measure.interval(seed)), len(measure.statistics))
 
-    metric = next(iter(models.values())).name
+    metric = next(chain(models.values(), others.values())).name
     return Section(
         name=name,
         metric=metric,

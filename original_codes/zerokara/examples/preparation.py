@@ -15,6 +15,7 @@ from __future__ import annotations
 import glob
 import math
 import os
+import re
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import bin_path, dtype_for, idx_path
 
 MAX_FAULTS = 5
-"""Number of lines that cannot be learned after which the reading ends."""
+"""Lines that cannot be learned, of which each is told by itself."""
 MAX_INPUT_SHARE = 0.05
 """Share of the training examples above which their input is on both sides of a drawn validation."""
 MAX_CONVERSATIONS = 1_000
@@ -152,7 +153,7 @@ def _check_counts(config: FinetuneRunConfig, paths: ExamplePaths, counts: Mappin
         enough = math.ceil(1000 * bad / lines) / 1000
         first = orjson.loads(paths.quarantine.read_bytes().partition(b"\n")[0])
         place = f"{first['file']}:{first['line']}: {first['reason']}"
-        rule = f"{bad:,} of {lines:,} lines hold no example ({bad / lines:.3g} of them), the first at {place}"
+        rule = f"{bad:,} of {lines:,} lines hold no example ({bad / lines:.1%}), the first at {place}"
         remedy = f"each is listed in {paths.quarantine}; repair them, or set max_bad_fraction to {enough:g}"
         raise UserError(config.fault("max_bad_fraction", rule, remedy))
     faults = []
@@ -210,7 +211,9 @@ class _Splitter:
     fit: Callable[[Segments], tuple[Segments, Fate]]
     encoder: Encoder
     counts: dict[Split, SplitCounts] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)  # the first `MAX_FAULTS` of the lines that are refused
+    num_refused: int = 0
+    num_quoted: int = 0  # lines of tables
     labels: set[str] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)  # of all lines
     keys: array[int] = field(default_factory=lambda: array("Q"))
@@ -234,6 +237,8 @@ class _Splitter:
                     self._pass(splits, self._examples(files, progress), quarantine)
         if unread := sorted(self.fields - {self.form.input_field, self.form.output_field}):
             log(f"examples: not read are the fields {', '.join(unread)}")
+        if self.num_quoted:
+            log(f"note: in {plural(self.num_quoted, 'line')} of tables a field is in quotation marks: they are text")
         return self.counts
 
     def _pass(self, splits: Sequence[Split], examples: Iterator[Found], quarantine: IO[bytes]) -> None:
@@ -248,6 +253,8 @@ class _Splitter:
                 outputs.append(_SplitWriter(split, write, texts))
             for record, example in examples:
                 self.fields |= record.values.keys()
+                if record.file.format == "tsv":
+                    self.num_quoted += any(re.fullmatch('".*"', cell) for cell in record.values.values())
                 if example is None:
                     self.counts[splits[0]].bad += 1
                     line = {"file": record.file.name, "line": record.line, "offset": record.offset}
@@ -260,8 +267,9 @@ class _Splitter:
                         self._add(record, example, outputs[0 if self.drawn.isdisjoint(example.keys) else -1])
                     except Unlearnable as error:
                         self._refuse(record, error)
-            if self.faults:
-                raise UserError(self.faults)
+            if more := self.num_refused - len(self.faults):
+                self.faults.append(Fault(plural(more, "more line"), "cannot be learned either"))
+            refuse(self.faults)
 
     def _add(self, record: Record, example: Example, output: _SplitWriter) -> None:
         """Write an example, as far as it fits a training sequence, and count it; raise Unlearnable if it cannot be."""
@@ -295,10 +303,10 @@ class _Splitter:
     def _refuse(self, record: Record, error: Unlearnable) -> None:
         """Note a line that cannot be learned; of those with the same label, which one word remedies, the first."""
         found = error.fault
-        if not found.key or all((fault.key, fault.value) != (found.key, found.value) for fault in self.faults):
+        is_new = not found.key or all((each.key, each.value) != (found.key, found.value) for each in self.faults)
+        if is_new and len(self.faults) < MAX_FAULTS:
             self.faults.append(replace(found, where=record.place))
-        if len(self.faults) >= MAX_FAULTS:
-            raise UserError(self.faults)
+        self.num_refused += is_new
 
     def _draw(self, progress: Progress) -> None:
         """Draw examples for validation, by their keys: at most the share asked for, but one if it is less than one."""

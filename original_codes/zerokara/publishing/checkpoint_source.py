@@ -117,13 +117,14 @@ def _of_run(settings: ConvertSettings, run_dir: Path) -> Path:
         raise UserError(settings.fault("input_model_dir", rule, remedy))
     if best in (None, newest) or settings.checkpoint == "newest":
         return newest
-    if not checkpoint.check_sizes(best, EXPORTED_PARTS):
-        print(f"skipping {best}, the best by validation, which is not whole: {newest} is taken")
-        return newest
     is_tested = (run_dir / RESOLVED_NAME).is_file() and load_run(run_dir / RESOLVED_NAME).packs_examples
     if not is_tested and (settings.average > 1 or not checkpoint.is_much_worse(newest)):
         return newest
-    checkpoint.check(best, EXPORTED_PARTS)
+    try:
+        checkpoint.check(best, EXPORTED_PARTS)
+    except UserError as error:
+        print(f"skipping the best by validation, {newest} is taken: {error}")
+        return newest
     print(f"{best.name} is exported, the best by validation; checkpoint: newest would export {newest.name}")
     return best
 

@@ -35,7 +35,8 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
     following = command.next_command("1_train_sentencepiece_tokenizer.py", options, config, {"input": [str(text)]})
     inputs = {"input": for_manifest(plan.files), "evaluation_data": for_manifest(plan.evaluation_files)}
     work = manifest.StepSpec(STEP, plan.settings, inputs)
-    if not config.report_only and manifest.already_done(record, work, redo=options.redo) is not None:
+    # A report of other settings would not be that of the text that lies there.
+    if manifest.already_done(record, work, redo=options.redo) is not None and not config.report_only:
         log(f"clean: done already, {text} was made from the same text (--redo: again)")
         print(f"next: {following}")
         return

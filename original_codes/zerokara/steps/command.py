@@ -70,7 +70,7 @@ def _positive(kind: type[int] | type[float], or_zero: bool = False) -> Callable[
     def number(text: str) -> float:
         value = kind(text)
         if not 0 < value < math.inf and not (or_zero and value == 0):
-            raise argparse.ArgumentTypeError(f"{text}: must be above 0{', or 0' * or_zero}")
+            raise argparse.ArgumentTypeError(f"{text}: must be above 0 and finite{', or 0' * or_zero}")
         return value
 
     return number

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from zerokara.base import manifest
 from zerokara.base.errors import Fault, UserError, refuse
 from zerokara.base.progress import bytes_text, count_text, log, plural, summary
+from zerokara.base.resources import start_fork_server
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.corpus.find import FoundFiles, InputFile, find_files, for_manifest
 from zerokara.corpus.format_check import check_formats
@@ -17,7 +18,7 @@ from zerokara.tokenizer.compatibility import notes
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import HuggingFaceEncoder, encoder_of
 from zerokara.tokens import work_folder
-from zerokara.tokens.encode import Stage, encode_corpus, manifest_facts, start_fork_server, summary_rows
+from zerokara.tokens.encode import PRELOADED, Stage, encode_corpus, manifest_facts, summary_rows
 from zerokara.tokens.estimate import prepare
 from zerokara.tokens.indexed import TokenPaths, bin_path
 from zerokara.tokens.quarantine import SourceTally, check_bad_fraction
@@ -58,7 +59,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         return
     preflight.check(config, preflight.of_tokens(config), input_jsonl=files)
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
-    start_fork_server()
+    start_fork_server(PRELOADED)  # it imports while this process prepares
     choice, expected, texts = prepare(config, files, encoder)
     if isinstance(encoder, HuggingFaceEncoder) or encoder.model.charsmap:
         from zerokara.huggingface.tokenizer_proof import prove, tokenizer_of_exports  # transformers, seconds to import

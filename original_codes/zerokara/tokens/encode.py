@@ -10,22 +10,19 @@ folder keeps what is finished until the step has written its manifest, so that t
 interruption.
 """
 
-import errno
 import multiprocessing
-import signal
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from typing import Any, Literal
 
-from zerokara.base.errors import Fault, RunError, UserError, shown
+from zerokara.base.errors import NO_ROOM, Fault, RunError, UserError, shown
 from zerokara.base.manifest import FileKey, file_key
 from zerokara.base.progress import Progress, bytes_text, count_text, first_of, log, plural, seconds_text
-from zerokara.base.resources import free_bytes
+from zerokara.base.resources import free_bytes, start_fork_server
 from zerokara.config.data import DataSettings
 from zerokara.corpus.find import FoundFiles, InputFile, check_unchanged
 from zerokara.corpus.read import total_plain_bytes
@@ -39,9 +36,8 @@ from zerokara.tokens.quarantine import SourceTally, check_bad_fraction, count_so
 from zerokara.tokens.shard_tasks import WHOLE, Part, expected, input_streams, num_workers, usual_task_bytes
 from zerokara.tokens.shards import Job, ShardResult, ShardTask, begin_worker, write_shard_in_worker
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_PRELOADED = [shards.__name__, "gigatoken"]
-"""What the fork server imports; it passes over what is not installed."""
+PRELOADED = (shards.__name__, "gigatoken")
+"""What the fork server of the workers imports."""
 OPEN_STREAMS = 4
 """Packed files that are unpacked at once; zlib and zstd release the interpreter's lock."""
 Stage = Literal["all", "encode", "merge"]
@@ -180,18 +176,6 @@ def encode(
     return results
 
 
-def start_fork_server() -> None:
-    """Start the fork server, so that it imports while the step prepares; the first worker starts it otherwise."""
-    _CONTEXT.set_forkserver_preload(_PRELOADED)
-    # Ctrl-C reaches every process of a terminal's foreground group. It is meant for the step, which ends the others:
-    # what is ignored here stays ignored in the server and in its workers.
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
 def run_in_workers(
     job: Job, input_streams: Iterable[Iterator[ShardTask]], num_workers: int
 ) -> Generator[ShardResult, None, None]:
@@ -204,9 +188,9 @@ def run_in_workers(
         OSError: as the worker met it (a full disk, a file that is gone).
         UserError: a file that can never be read.
     """
-    start_fork_server()
+    context = start_fork_server(PRELOADED)
     others = {*multiprocessing.active_children()}
-    pool = ProcessPoolExecutor(num_workers, _CONTEXT, begin_worker, (job,))
+    pool = ProcessPoolExecutor(num_workers, context, begin_worker, (job,))
     threads = ThreadPoolExecutor(OPEN_STREAMS)
     waiting, opened = iter(input_streams), list[Iterator[ShardTask]]()
     asked: dict[Future[ShardTask | None], Iterator[ShardTask]] = {}
@@ -253,10 +237,11 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
     except OSError as error:
         where = f" {shown(str(error.filename))}" if error.filename else ""
         message = f"cannot read or write{where}: {error.strerror or error}; {work_folder.kept_text(paths.work_folder)}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_ROOM:
             free, folder = bytes_text(free_bytes(paths.manifest.parent)), paths.manifest.parent.absolute()
-            message += f"; the disk is full, {free} are free at {folder} now that unfinished files are removed: make "
-            message += "room and run the same command to resume, or set output_prefix to another disk"
+            message += f"; the disk is full, or ulimit -f is reached: {free} are free at {folder} now that unfinished "
+            message += "files are removed; make room and run the same command to resume, or set output_prefix to "
+            message += "another disk"
         raise RunError(message) from error
 
 

@@ -42,7 +42,8 @@ def test_values_change_and_nothing_else(config: Path) -> None:
     assert after == expected.replace("model_size: ''", "model_size: 5M") + "\nnum_layers: auto\nadam_epsilon: 1e-09\n"
     found = load(PretrainConfig, config)
     assert (found.train_tokens, found.lr, found.model_size, found.seed) == (1234, 0.0125, "5M", 7)
-    write_values(config, {"model_size": "", "num_layers": 6})
+    said = write_values(config, {"model_size": "", "num_layers": 6, "seed": 7})
+    assert said == f"written: {config}; replaced model_size: 5M → ''; num_layers: auto → 6"
     assert load(PretrainConfig, config).model_size == ""
     assert [path.name for path in config.parent.iterdir()] == ["config.yaml"]
 

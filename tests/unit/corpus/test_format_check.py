@@ -134,6 +134,8 @@ def test_a_parquet_column_of_another_type_names_the_columns(tmp_path: Path) -> N
     pq.write_table(pa.table({"text": [[1]] * 30, "body": ["x"] * 30}), tmp_path / "a.parquet")
     fault = fault_of(_check, tmp_path / "a.parquet")
     assert "a column of list" in fault.rule and "text, body" in fault.remedy
+    pq.write_table(pa.table({"text": [[1]] * 30}), tmp_path / "a.parquet")
+    assert fault_of(_check, tmp_path / "a.parquet").remedy == "it is the only field: convert it to strings"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])

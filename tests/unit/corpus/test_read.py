@@ -81,6 +81,10 @@ def test_every_reason_has_its_case() -> None:
     assert {*BAD_JSON_LINES, *BAD_TXT_LINES} == {*Reason} - {Reason.DAMAGED, Reason.NO_TOKENS}
 
 
+def test_an_empty_file_is_as_harmless_as_an_empty_line() -> None:
+    assert documents.text_of_file(b"") == (Reason.EMPTY_LINE, 0) and Reason.EMPTY_LINE in documents.HARMLESS
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [

@@ -80,6 +80,15 @@ def test_a_prompt_longer_than_the_context_is_not_answered() -> None:
     assert [*found.outputs[:1], *found.outputs[2:]] == others.outputs and others.outputs[2]
 
 
+class Letters:
+    """A tokenizer."""
+
+    chat_template = ""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[str]]:
+        return {"input_ids": list(text)}
+
+
 class Parrot:
     """A model that always says the same; its weights are counted when they are asked for."""
 
@@ -87,7 +96,7 @@ class Parrot:
 
     def __init__(self, name: str, says: str, log: list[str], content: str = "") -> None:
         self.name, self.says, self.content, self._log = name, says, content or name, log
-        self.tokenizer = lambda text, **_: {"input_ids": list(text)}
+        self.tokenizer = Letters()
 
     @property
     def model(self) -> Any:
@@ -138,6 +147,18 @@ def test_a_model_is_asked_as_it_was_fine_tuned(tmp_path: Path, monkeypatch: pyte
     talk = TaskData("t", "exact_match", ["a"], ["b"], conversations=[turns])
     assert talk.prompts(False, chat) == [[{"role": "system", "content": "Be brief."}, *turns]]
     assert talk.prompts(False) == [turns]
+    write_json(tmp_path / "finetune.json", asdict(chat))
+    own.tokenizer.chat_template, own.says = "{{ messages }}", "b"
+    models: list[Any] = [tuned, own]
+    (found,) = tasks.measure_tasks([(talk, {})], models, seed=1, cache=None)
+    rows = {row.model: row for row in found.rows}
+    assert rows["tuned"].value is None and rows["own"].value is not None and asked[-1] == turns
+    assert "no chat template" in rows["tuned"].notes[0], "and the others are measured"
+    own.says = tuned.says
+    (found,) = tasks.measure_tasks([(left_open, {})], models, seed=1, cache=None)
+    assert [any("without its chat template" in note for note in row.notes) for row in found.rows] == [True, False]
+    (found,) = tasks.measure_tasks([(talk, {})], [tuned], seed=1, cache=None)  # type: ignore[list-item]
+    assert [row.value for row in found.rows] == [None] and found.baselines
 
 
 @pytest.mark.usefixtures("answered")

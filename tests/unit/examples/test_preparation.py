@@ -72,6 +72,18 @@ def test_borders_are_those_of_generation(tmp_path: Path, train_toy: TrainToy) ->
     assert joined_differs == len(pairs), "the broken twin: as one text they have the piece fox across the border"
 
 
+def test_lines_that_cannot_be_learned_are_counted_and_quoted_fields_told(
+    tmp_path: Path, encoder: Encoder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = told(tmp_path, encoder, [*PAIRS, *[{"source": "x", "target": "the fox " * 200}] * 7])
+    assert len(faults) == 6 and faults[-1] == "2 more lines: cannot be learned either"
+    table = tmp_path / "x.tsv"
+    table.write_text('text\tlabel\nso\t1\n"so ""on"""\t0\n"a\t1\n', encoding="utf-8")
+    files = prepared(tmp_path, encoder, train_data=[str(table)])
+    assert encoder.decode(segments(files, 1)[0]) == '"so ""on"""\n'
+    assert "in 1 line of tables a field is in quotation marks" in capsys.readouterr().out
+
+
 FORMATS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "source_target": ({"source": "a", "target": "b"}, {}, "a\n", "b"),
     "prompt_completion": ({"prompt": "a", "completion": "b", "text": "c"}, {}, "a\n", "b"),
@@ -214,7 +226,8 @@ def test_a_line_that_cannot_be_learned_is_an_error(
 
 def test_several_such_lines_are_told_at_once_and_a_label_without_a_word_once(tmp_path: Path, encoder: Encoder) -> None:
     records = [{"source": "a", "target": text} for text in ["b", "", "c", *[""] * 9]]
-    assert [each.split(":")[1] for each in told(tmp_path, encoder, records)] == ["2", "4", "5", "6", "7"]
+    *first, more = told(tmp_path, encoder, records)
+    assert [each.split(":")[1] for each in first] == ["2", "4", "5", "6", "7"] and more.startswith("5 more lines: ")
     records = [{"text": "a", "label": label} for label in [0, 1, 1, 2, 1, 0]]
     faults = told(tmp_path, encoder, records, label_words={"0": "bad"})
     assert [each.split(":")[1] for each in faults] == ["2", "4"]

@@ -106,20 +106,31 @@ def run_of(run_dir: Path, losses: Sequence[float]) -> None:
     checkpoint.write_markers(run_dir)
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
 @pytest.mark.parametrize(
     ("file", "losses", "taken", "said"),
     [
         ("global_step20/weights", (2.0, 1.9), 10, "skipping"),
         ("global_step20/manifest.json", (2.0, 1.9), 10, "manifest.json, which is written last, is missing"),
-        ("global_step10/weights", (1.0, 1.9), 20, "global_step10, the best by validation, which is not whole"),
+        ("global_step10/weights", (1.0, 1.9), 20, "skipping the best by validation"),
     ],
 )
 def test_of_a_damaged_run_it_is_said_which_checkpoint_is_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, losses: tuple[float, float], taken: int, said: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    losses: tuple[float, float],
+    taken: int,
+    said: str,
+    is_changed: bool,
 ) -> None:
     run_of(tmp_path, losses)
     (lost,) = tmp_path.glob(f"{file}*")
-    lost.unlink()
+    if is_changed and lost.suffix != ".json":
+        content = lost.read_bytes()
+        lost.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    else:
+        lost.unlink()
     found = checkpoint_source.find(ConvertConfig(input_model_dir=str(tmp_path)))
     assert found.state.step == taken and said in capsys.readouterr().out
 

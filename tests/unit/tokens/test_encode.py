@@ -114,7 +114,9 @@ def test_a_corpus_without_a_document(make_config: MakeConfig, corpus: Path) -> N
     ):
         corpus.write_text(content, encoding="utf-8")
         fault = fault_of(_encode, make_config(**settings))
-        assert fault.key == key and rule in fault.rule
+        assert fault.key == key and rule in fault.rule and "set it to" not in fault.remedy, "no share would do"
+    corpus.write_text("", encoding="utf-8")
+    assert "listed" not in fault_of(_encode, make_config()).remedy, "there is no such file"
 
 
 def _failing(error: BaseException) -> Callable[..., Any]:
