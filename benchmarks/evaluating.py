@@ -95,7 +95,7 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def make(given: argparse.Namespace, folder: Path) -> None:
-    """A folder with a Llama of random weights and the tokenizer."""
+    """A folder with a Llama of random weights, as bf16 has them, so that both compute the same model; the tokenizer."""
     import torch
     import transformers
 
@@ -107,7 +107,7 @@ def make(given: argparse.Namespace, folder: Path) -> None:
         eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id, initializer_range=0.05,
     )  # fmt: skip
     torch.manual_seed(1)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
