@@ -47,7 +47,8 @@ BLOCK_BYTES = 200_000
 MAX_LOGITS = 2**27
 """Logits of a batch with `batch_tokens: auto`: half a gigabyte in fp32."""
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16_384}
-"""Tokens of a batch with `batch_tokens: auto`: a CPU needs a quarter longer where its cache does not hold a batch."""
+"""Tokens of a batch with `batch_tokens: auto`: a CPU needs a quarter longer where its cache does not hold a batch. In
+bf16 it holds twice as many, which are 3 % faster where these are four windows (40M, 1,024 tokens)."""
 _NOT_SCORED = -100
 """Target of a position that another window scores, or that is padding."""
 
@@ -308,6 +309,8 @@ def _losses(
 def batch_tokens_of(model: LoadedModel, windowing: Windowing) -> int:
     """Tokens in a batch if nobody says how many: at least a window, unless its logits are too many."""
     wanted = max(BATCH_TOKENS[model.device.type], windowing.context_length)
+    if model.device.type == "cpu" and model.dtype == torch.bfloat16:
+        wanted = max(wanted, min(2 * BATCH_TOKENS["cpu"], 4 * windowing.context_length))
     return min(wanted, max(1, MAX_LOGITS // model.vocab_size))
 
 
