@@ -132,12 +132,13 @@ def test_attention_is_computed_in_blocks_where_nothing_else_is_hidden(
 
 
 def test_a_batch_holds_a_window_unless_its_logits_are_too_many() -> None:
-    def size(context: int, vocabulary: int) -> int:
-        model: Any = SimpleNamespace(device=torch.device("cpu"), vocab_size=vocabulary)
+    def size(context: int, vocabulary: int, dtype: torch.dtype = torch.float32) -> int:
+        model: Any = SimpleNamespace(device=torch.device("cpu"), vocab_size=vocabulary, dtype=dtype)
         return bits_per_byte.batch_tokens_of(model, Windowing(0, "", "", 0, context, context))
 
     assert size(256, 8_000) == 2048 and size(4096, 8_000) == 4096
     assert size(4096, 128_000) == bits_per_byte.MAX_LOGITS // 128_000 < 4096
+    assert [size(context, 8_000, torch.bfloat16) for context in (512, 1024, 8192)] == [2048, 4096, 8192]
 
 
 def test_start_and_context_are_declared(models: dict[str, LoadedModel]) -> None:
