@@ -153,7 +153,7 @@ def _check_counts(config: FinetuneRunConfig, paths: ExamplePaths, counts: Mappin
         enough = math.ceil(1000 * bad / lines) / 1000
         first = orjson.loads(paths.quarantine.read_bytes().partition(b"\n")[0])
         place = f"{first['file']}:{first['line']}: {first['reason']}"
-        rule = f"{bad:,} of {lines:,} lines hold no example ({bad / lines:.1%}), the first at {place}"
+        rule = f"{bad:,} of {lines:,} lines hold no example ({100 * bad / lines:.3g} %), the first at {place}"
         remedy = f"each is listed in {paths.quarantine}; repair them, or set max_bad_fraction to {enough:g}"
         raise UserError(config.fault("max_bad_fraction", rule, remedy))
     faults = []

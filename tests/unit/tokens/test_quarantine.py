@@ -98,7 +98,7 @@ def test_a_cut_off_file_counts_whole(tmp_path: Path, tally_of: TallyOf, make_con
     fault = fault_of(check_bad_fraction, make_config(max_bad_fraction=0.5), tally, TokenPaths("x"))
     size = f"{path.stat().st_size:,}"
     assert fault.key == "max_bad_fraction" and fault.value == 0.5
-    assert f"{size} of {size} bytes on the disk are lost (100.0%)" in fault.rule and str(path) in fault.rule
+    assert f"{size} of {size} bytes on the disk are lost (100 %)" in fault.rule and str(path) in fault.rule
     check_bad_fraction(make_config(max_bad_fraction=1), tally, TokenPaths("x"))
 
 
