@@ -10,6 +10,7 @@ before       rate and weight decay by the rules for text that is read once, at e
 after        all by the rules, at --epochs
 old rate     after, with the rate of before
 old decay    after, with the weight decay of before
+constant decay  after, but the weight decay does not rise within the run
 dropout      after, with dropout 0.1 and a third of the weight decay
 student      one model of that size, taught by --models others of other seeds: all trained as after
 
@@ -62,13 +63,13 @@ def main() -> None:
     for config in options.config:
         for seed in options.seeds.split(","):
             for row, epochs, changes in rows(options):
-                name = f"{config.stem} {options.size} {' '.join(options.set)} {row} {epochs} {seed}"
+                name = f"{config} {options.size} {' '.join(options.set)} {row} {epochs} {seed}"
                 if name not in finished(options.out):
                     settings = {**AUTO, **QUIET, "max_epochs_per_source": "1000", "model_size": options.size}
                     settings |= dict(each.split("=", 1) for each in options.set) | {"epochs": epochs, "seed": seed}
                     key = hashlib.sha256(name.encode()).hexdigest()[:12]
                     value = trained(options, config, {**settings, **changes}, row, options.out / key)
-                    line = {"name": name, "corpus": config.stem, "row": f"{row}, {epochs} epochs", "seed": seed}
+                    line = {"name": name, "corpus": str(config), "row": f"{row}, {epochs} epochs", "seed": seed}
                     with open(options.out / RESULTS, "a", encoding="utf-8") as file:
                         file.write(json.dumps({**line, "bits_per_byte": value}) + "\n")
     for line in table(list(finished(options.out).values())):
@@ -78,10 +79,11 @@ def main() -> None:
 def rows(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, str]]]:
     """The rows that are asked for: name, epochs, settings that are not left to the rules."""
     changes = {
-        "before": {"lr": OF_FRESH_TEXT, "weight_decay": OF_FRESH_TEXT},
+        "before": {"lr": OF_FRESH_TEXT, "weight_decay": OF_FRESH_TEXT, "weight_decay_schedule": "constant"},
         "after": {},
         "old rate": {"lr": OF_FRESH_TEXT},
-        "old decay": {"weight_decay": OF_FRESH_TEXT},
+        "old decay": {"weight_decay": OF_FRESH_TEXT, "weight_decay_schedule": "constant"},
+        "constant decay": {"weight_decay_schedule": "constant"},
         "dropout": {"dropout": "0.1", "weight_decay": A_THIRD},
         "student": {},
     }
@@ -122,9 +124,10 @@ def trained(options: argparse.Namespace, config: Path, settings: dict[str, str],
 def commands(path: Path, config: PretrainConfig) -> list[str]:
     """The commands that train a configuration, and convert its model."""
     run = config.output_model_dir
-    made = f"--set input_model_dir={run} --set output_tokenizer_and_model_dir={run}_hf --set dtype=fp32"
-    steps = shlex.quote(str(ROOT / "3_train_node1.sh")), shlex.quote(str(ROOT / "4_convert_to_HF.sh"))
-    return [f"bash {steps[0]} --config {path}", f"bash {steps[1]} {made}"]
+    made = [f"input_model_dir={run}", f"output_tokenizer_and_model_dir={run}_hf", "dtype=fp32"]
+    train = ["bash", str(ROOT / "3_train_node1.sh"), "--config", str(path)]
+    convert = ["bash", str(ROOT / "4_convert_to_HF.sh"), "--config", str(ROOT / "convert_config.yaml")]
+    return [shlex.join(train), shlex.join(convert + [part for each in made for part in ("--set", each)])]
 
 
 def resolved_here(config: Path, settings: dict[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """`config.yaml` as a whole (`PretrainConfig`), and the settings of any run (`RunConfig`)."""
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -31,8 +32,8 @@ class TeacherSettings(Settings):
     """Distillation: models to learn from, beside the text (step 3)."""
 
     teachers: Words = ()
-    """Hugging Face folders of decoders of any size, with this tokenizer: exports of step 4, or models that init_from
-    could start from. Each of them reads every batch, without being trained."""
+    """Hugging Face folders of decoders of any size, with this tokenizer and a context of seq_len or more: exports of
+    step 4, or models that init_from could start from. Each of them reads every batch, without being trained."""
     teacher_weight: Annotated[float, Field(gt=0, le=1)] = 0.7
     """With teachers: w in the loss (1 - w)·cross-entropy + w·(KL divergence from the mean of their probabilities)."""
 
@@ -80,7 +81,7 @@ class RunConfig(TrainingSettings, ModelSettings):
         if self.teachers and self.traits.is_encoder_decoder:
             rule = f"must be empty for architecture {self.architecture}: teachers and the models that they teach are "
             yield self.fault("teachers", rule + "decoders", reads=["architecture"])
-        if "" in self.teachers or len({*self.teachers}) < len(self.teachers):
+        if "" in self.teachers or len({*map(os.path.realpath, self.teachers)}) < len(self.teachers):
             yield self.fault("teachers", "must be folders, each named once", "set [] for none")
         if self.teachers and size > 1:
             rule = "need tensor_parallel_size 1: each process compares whole rows of the vocabulary"

@@ -147,15 +147,18 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
     return values
 
 
-def teacher_of(folder: Path, encoder: Encoder, fault: SettingFault) -> ModelShape:
+def teacher_of(folder: Path, encoder: Encoder, seq_len: int, fault: SettingFault) -> ModelShape:
     """Return the shape of the decoder in a folder that shall teach a model with this tokenizer; `fault` is of settings.
 
     Raises:
-        UserError: the folder holds no model, one that is not computed here, no decoder, or other ids.
+        UserError: the folder holds no model, one that is not computed here, no decoder, one that has learned fewer
+            positions than `seq_len`, or other ids.
     """
     shape = ModelShape.from_config(ModelSettings(**settings_of(folder, fault)), encoder.vocab_size)
     if shape.traits.is_encoder_decoder:
         raise UserError(fault("init_from", "holds an encoder-decoder", "a teacher is a decoder"))
+    if shape.seq_len < seq_len:
+        raise UserError(fault("init_from", f"reads {shape.seq_len} tokens, and seq_len is {seq_len}", ""))
     refuse(_differing_pieces(folder, _read_config(folder).vocab_size, encoder, fault))
     return shape
 

@@ -8,6 +8,7 @@ Shape suffixes: B batch, S sequence, N tokens, C tokens of a chunk, D hidden siz
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +25,8 @@ class Lesson(NamedTuple):
 
     def probabilities(self, chunk: slice) -> Tensor:
         """Return the mean of the teachers' probabilities, [C, V] in fp32."""
-        total_CV: Any = 0
-        for hidden_ND, weight_VD in self.outputs:
-            total_CV += linear(hidden_ND[chunk], weight_VD).float().softmax(dim=1)
-        mean_CV: Tensor = total_CV.div_(len(self.outputs))
-        return mean_CV
+        logits = (linear(hidden_ND[chunk], weight_VD).float() for hidden_ND, weight_VD in self.outputs)
+        return reduce(Tensor.add_, (each_CV.softmax(dim=1) for each_CV in logits)).div_(len(self.outputs))
 
 
 class Teachers:

@@ -160,10 +160,7 @@ def check_fits(plan: RunPlan, starts: bool) -> list[str]:
     for name in plan.resolved.teachers:
         from zerokara.huggingface import from_hf
 
-        shape = from_hf.teacher_of(Path(name), plan.encoder, partial(plan.teacher_fault, name))
-        if shape.traits.positions == "learned" and shape.seq_len < plan.resolved.seq_len:
-            rule = f"reads {shape.seq_len} tokens, and seq_len is {plan.resolved.seq_len}"
-            refuse([plan.teacher_fault(name, "teachers", rule)])
+        from_hf.teacher_of(Path(name), plan.encoder, plan.shape.seq_len, partial(plan.teacher_fault, name))
     alone = replace(plan.memory, main_bytes=resources.total_memory(plan.processes_per_node))
     refuse(alone.faults(plan.requested))  # with other programs, it is noted in the plan
     return lines

@@ -478,17 +478,19 @@ def test_a_teacher_is_a_decoder_of_any_size_with_the_same_ids(tmp_path: Path, en
     for name, architecture in (("large", "qwen3"), ("t5", "t5"), ("other", "llama")):
         exported(tmp_path / name, encoder, f"architecture={architecture}", "num_layers=3")
     fault = settings_of(tmp_path).fault
-    shape = from_hf.teacher_of(tmp_path / "large", encoder, fault)
+    shape = from_hf.teacher_of(tmp_path / "large", encoder, 16, fault)
     assert (shape.num_layers, shape.vocab_size, shape.architecture) == (3, encoder.vocab_size, "qwen3")
     path = tmp_path / "other/tokenizer.json"
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     tokenizer["model"]["vocab"].reverse()
     path.write_text(json.dumps(tokenizer), encoding="utf-8")
-    assert "encoder-decoder" in configs.fault_of(from_hf.teacher_of, tmp_path / "t5", encoder, fault).rule
-    other = configs.fault_of(from_hf.teacher_of, tmp_path / "other", encoder, fault)
+    assert "encoder-decoder" in configs.fault_of(from_hf.teacher_of, tmp_path / "t5", encoder, 16, fault).rule
+    other = configs.fault_of(from_hf.teacher_of, tmp_path / "other", encoder, 16, fault)
     assert other.key == "input_tokenizer_file" and f"than that of {tmp_path / 'other'}" in other.rule
+    short = configs.fault_of(from_hf.teacher_of, tmp_path / "large", encoder, 17, fault)
+    assert short.rule == "reads 16 tokens, and seq_len is 17", "rotary positions, too"
     (tmp_path / "large/model.safetensors").write_bytes(b"damaged")
-    assert "cannot be read" in configs.fault_of(from_hf.teacher_of, tmp_path / "large", encoder, fault).rule
+    assert "cannot be read" in configs.fault_of(from_hf.teacher_of, tmp_path / "large", encoder, 16, fault).rule
 
 
 def test_a_piece_that_both_vocabularies_have_keeps_its_row(tmp_path: Path, encoder: Encoder) -> None:
