@@ -10,7 +10,6 @@ before       rate and weight decay by the rules for text that is read once, at e
 after        all by the rules, at --epochs
 old rate     after, with the rate of before
 old decay    after, with the weight decay of before
-constant decay  after, but the weight decay does not rise within the run
 dropout      after, with dropout 0.1 and a third of the weight decay
 student      one model of that size, taught by --models others of other seeds: all trained as after
 
@@ -79,11 +78,10 @@ def main() -> None:
 def rows(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, str]]]:
     """The rows that are asked for: name, epochs, settings that are not left to the rules."""
     changes = {
-        "before": {"lr": OF_FRESH_TEXT, "weight_decay": OF_FRESH_TEXT, "weight_decay_schedule": "constant"},
+        "before": {"lr": OF_FRESH_TEXT, "weight_decay": OF_FRESH_TEXT},
         "after": {},
         "old rate": {"lr": OF_FRESH_TEXT},
-        "old decay": {"weight_decay": OF_FRESH_TEXT, "weight_decay_schedule": "constant"},
-        "constant decay": {"weight_decay_schedule": "constant"},
+        "old decay": {"weight_decay": OF_FRESH_TEXT},
         "dropout": {"dropout": "0.1", "weight_decay": A_THIRD},
         "student": {},
     }

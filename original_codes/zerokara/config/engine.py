@@ -20,7 +20,6 @@ from zerokara.config.settings import (
 
 LearningRateSchedule = Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"]
 OptimizerName = Literal["adamw", "adafactor", "muon"]
-WeightDecaySchedule = Literal["constant", "rising"]
 
 
 class ScheduleSettings(Settings):
@@ -88,9 +87,6 @@ class OptimSettings(Settings):
     weight_decay: NaturalFloat | Auto = "auto"
     """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
     applied to norms and biases. `auto` follows lr and the length of the run."""
-    weight_decay_schedule: WeightDecaySchedule | Auto = "auto"
-    """`constant`; or `rising`: 0 where the learning rate is at its peak, and in a line to three times weight_decay
-    where it is 0. `auto` is `rising` where Muon learns text that is read very often and weight_decay is auto, too."""
     relative_attention_lr_multiplier: PositiveFloat | Auto = "auto"
     """t5: learning rate of the relative position bias, as a multiple of lr. The bias starts near 0.01 and attends to
     neighbours only at values of several units, so it must learn faster. `auto` is 30, with adafactor 1 as in T5."""
@@ -235,9 +231,6 @@ class EngineSettings(MonitoringSettings, MachineSettings, OptimSettings, Schedul
     def rules(self) -> Iterator[Fault]:
         processes = self.tensor_parallel_size if self.num_processes == "auto" else self.num_processes
         yield from self.batch_faults(processes * (1 if self.nodes == "auto" else self.nodes))
-        if self.weight_decay_schedule == "rising" and self.lr_schedule == "constant":
-            rule = "must be constant where lr_schedule is: it rises as the learning rate falls"
-            yield self.fault("weight_decay_schedule", rule, reads=["lr_schedule"])
         if self.optimizer not in ("adamw", "auto"):
             for key, allowed, otherwise in (
                 ("tensor_parallel_size", 1, "tensor parallelism splits them"),

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from zerokara.base.errors import Fault
 from zerokara.config.data import SampleLengths, packed
-from zerokara.config.engine import EngineSettings, LearningRateSchedule, OptimizerName, WeightDecaySchedule
+from zerokara.config.engine import EngineSettings, LearningRateSchedule, OptimizerName
 from zerokara.config.pretrain_config import RunConfig
 from zerokara.config.settings import Auto, Fraction, NaturalFloat, PositiveFloat, PositiveInt, Settings, Text, Words
 
@@ -100,7 +100,6 @@ class FinetuneConfig(EngineSettings, MetricSettings, ExampleSettings):
     lr_schedule: LearningRateSchedule = "cosine"
     optimizer: OptimizerName = "adamw"
     weight_decay: NaturalFloat = 0.01
-    weight_decay_schedule: WeightDecaySchedule = "constant"
     sample_prompts: Words = ()
     keep_best: bool = True
     """Also keep the checkpoint with the best metric; each validation that finds a better one saves it."""

@@ -151,8 +151,7 @@ def teacher_of(folder: Path, encoder: Encoder, seq_len: int, fault: SettingFault
     """Return the shape of the decoder in a folder that shall teach a model with this tokenizer; `fault` is of settings.
 
     Raises:
-        UserError: the folder holds no model, one that is not computed here, no decoder, one that has learned fewer
-            positions than `seq_len`, or other ids.
+        UserError: the folder holds no model, one that is not computed here, no decoder, a shorter context or other ids.
     """
     shape = ModelShape.from_config(ModelSettings(**settings_of(folder, fault)), encoder.vocab_size)
     if shape.traits.is_encoder_decoder:

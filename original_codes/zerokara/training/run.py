@@ -246,8 +246,7 @@ def _teachers_of(plan: RunPlan, device: torch.device) -> Teachers:
     """The teachers, each whole in every process, in the number format of the computation."""
     models, dtype = list[Model](), families.TORCH_DTYPES[plan.resolved.number_format]
     for name in plan.resolved.teachers:
-        fault = partial(plan.teacher_fault, name)
-        shape = from_hf.teacher_of(Path(name), plan.encoder, plan.shape.seq_len, fault)
+        shape = from_hf.teacher_of(Path(name), plan.encoder, plan.shape.seq_len, partial(plan.teacher_fault, name))
         teacher = builder.build(shape, dtype).requires_grad_(False)
         for parameter, weight in from_hf.open_weights(Path(name), shape):
             teacher.get_parameter(parameter).copy_(weight)

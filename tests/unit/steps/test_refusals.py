@@ -54,7 +54,6 @@ REFUSED: list[tuple[int, str, str]] = [
     (3, "teachers=[chat] architecture=t5", "teachers = ['chat']: must be empty for architecture t5"),
     (3, "cudnn_attention=true architecture=t5", "cudnn_attention = True: must be false for architecture t5"),
     (3, "dropout=1", "dropout = 1: must be less than 1"),
-    (3, "weight_decay_schedule=rising lr_schedule=constant", "weight_decay_schedule = rising: must be constant"),
     (3, "dropout=-0.1", "dropout = -0.1: must be "),
     (3, "teacher_weight=0", "teacher_weight = 0: must be "),
     (4, "input_model_dir=nowhere", "input_model_dir = nowhere: "),

@@ -35,7 +35,6 @@ def test_the_rules_by_hand() -> None:
         "lr": 0.0043,  # half of 0.0072, and a little more
         "muon_momentum": 0.89,  # 1 - 0.0043 / 0.038
         "warmup_steps": 16,  # 2 % of 781
-        "weight_decay_schedule": "constant",
         "weight_decay": pytest.approx(1 / (0.0043 * 781), rel=0.03),
     }
     by_adamw = chosen(3.2e6, optimizer="adamw")
@@ -76,7 +75,7 @@ def test_adamw_where_muon_cannot_run_or_nobody_knows(settings: dict[str, Any], r
 
 def test_what_is_written_stands_and_the_rest_goes_by_it() -> None:
     written = {"optimizer": "adamw", "lr": 0.5, "min_lr": 0.25, "lr_schedule": "wsd", "global_batch_size": 7}
-    written |= {"warmup_fraction": 0.1, "weight_decay_schedule": "rising", "weight_decay": 3.0, "micro_batch_size": 1}
+    written |= {"warmup_fraction": 0.1, "weight_decay": 3.0, "micro_batch_size": 1}
     config = config_of(**written)
     situation = ModelShape.from_config(config, 500), lambda _: 1000
     assert recipe.resolve(config, *situation) == (config, {}) and not recipe.left_to_rules(config)
@@ -98,10 +97,6 @@ def test_text_that_is_read_again_and_again_is_forgotten_sooner() -> None:
     for run, epochs in ((repeated, 8), (often, 16)):
         assert run.weight_decay == pytest.approx(epochs**2 / (12 * run.lr * steps), rel=0.05)
     assert most.weight_decay == 3.0, "by the epochs alone 10.6"
-    assert [run.weight_decay_schedule for run in (fresh, few, repeated, often)] == ["constant"] + ["rising"] * 3
-    for other in ({"optimizer": "adamw"}, {"lr_schedule": "cosine"}, {"weight_decay": 1.0}):
-        run, _ = recipe.resolve(config.model_copy(update=other), shape, lambda _: samples, samples_per_epoch=9)
-        assert run.weight_decay_schedule == "constant", "the user's own, or where nothing was measured"
 
 
 def test_the_rate_rises_where_weights_are_averaged_over_few_steps() -> None:

@@ -57,7 +57,7 @@ def test_a_plan_is_ten_lines_and_in_full_it_has_the_reasons(make: Make) -> None:
     assert not any("no effect" in text for _, text in in_full), "nobody has asked for it"
     further = in_full[len(rows) :]
     assert {name for name, _ in further} == {"recipe", "engine", "memory", "data begins"}
-    assert "optimizer state" in dict(further)["memory"] and "weight_decay_schedule " in dict(further)["recipe"]
+    assert "optimizer state" in dict(further)["memory"] and "lr " in dict(further)["recipe"]
 
 
 def test_documents_far_shorter_than_a_sequence_are_told_with_what_fits(make: Make) -> None:

@@ -80,11 +80,9 @@ class Optimizer(torch.optim.AdamW):
         """Updates so far, those of earlier starts included; skipped steps do not count."""
         self._shapes = {name: tuple(each.shape) for name, each in tensors.items()}
         self._shape, self._momentum, self._device = shape, config.muon_momentum, device
-        self._peak = resolved(config.lr) if config.weight_decay_schedule == "rising" else None
         self._dtype = torch.bfloat16 if config.number_format == "bf16" else torch.float32
         groups = [
-            {**group._asdict(), "constant_decay": group.weight_decay, "names": names}
-            | {"params": [tensors[name] for name in names]}
+            {**group._asdict(), "names": names, "params": [tensors[name] for name in names]}
             for group, names in optimizer_rules.parameter_groups(config, self._shapes).items()
         ]
         super().__init__(groups, 0.0, (config.adam_beta1, config.adam_beta2), config.adam_epsilon, fused=True)
@@ -109,12 +107,9 @@ class Optimizer(torch.optim.AdamW):
                 state.update({key: torch.zeros_like(place.tensor) for key in shapes})
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the rate of the next update, and its weight decay where that rises: as the rate falls in a line, the sum
-        of their products is that of a constant one."""
-        times = 3 * (1 - learning_rate / self._peak) if self._peak else 1.0
+        """Set the rate of the next update."""
         for group in self.param_groups:
             group["lr"] = learning_rate * group["lr_scale"]
-            group["weight_decay"] = times * group["constant_decay"]
 
     def set_updates(self, num_updates: int) -> None:
         """Set the number of updates so far, on which the next ones depend."""

@@ -54,9 +54,8 @@ class EarlierRun:
 
     @property
     def initial_settings(self) -> Mapping[str, Any]:
-        """Settings of the run's first start, as JSON; version 1.0.0 recorded those of the newest alone, and had no
-        `weight_decay_schedule`."""
-        return {"weight_decay_schedule": "constant", **self.plan.get("initial_settings", self.plan["requested"])}
+        """Settings of the run's first start, as JSON; version 1.0.0 recorded those of the newest alone."""
+        return dict(self.plan.get("initial_settings", self.plan["requested"]))
 
 
 class Resumption(NamedTuple):

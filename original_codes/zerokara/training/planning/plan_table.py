@@ -40,9 +40,8 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     for use in plan.consumption.sources:
         if round(use.epochs, 1) > tried:
             yield "", f"warning: {use.name} is read {use.epochs:.1f} times; {often}"
-    decay = f"{resolved(config.weight_decay):g}{', rising' * (config.weight_decay_schedule == 'rising')}"
     rate = f"learning rate {resolved(config.lr):g} to {resolved(config.min_lr):g}, {config.lr_schedule}"
-    yield "learning", f"{config.optimizer}, {rate}; weight decay {decay}"
+    yield "learning", f"{config.optimizer}, {rate}; weight decay {resolved(config.weight_decay):g}"
     chosen = [f"{key} {getattr(config, key):g}" for key in recipe.OF_EXAMPLES if key in plan.reasons]
     if config.packs_examples and chosen:
         yield "", f"{', '.join(chosen)}: by the number and length of the answers, and the model's size (docs/recipe.md)"

@@ -15,7 +15,7 @@ from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.settings import resolved
 from zerokara.model.shapes import ModelShape
 
-VERSION = 10
+VERSION = 9
 """Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
 TRIED_EPOCHS = 16
 """Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
@@ -35,7 +35,7 @@ MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
 
 _ORDER = (
     "optimizer", "lr_schedule", "min_lr", "global_batch_size", "epochs", "lr", "muon_momentum", "warmup_steps",
-    "weight_decay_schedule", "weight_decay",
+    "weight_decay",
 )  # fmt: skip
 """Settings of the recipe, in the order in which they depend on each other."""
 RULES = tuple(key for key in _ORDER if key != "epochs")
@@ -161,7 +161,7 @@ def _rule(
     share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
     # Text that is read again and again is learned by heart, unless weights forget: within an epoch at 12 epochs.
     epochs = max(1.0, num_steps * batch / samples_per_epoch)
-    is_repeated = REPEATED_SHARE / epochs**2 < share
+    most = MAX_REPEATED_DECAY if REPEATED_SHARE / epochs**2 < share else 1.0
     share = min(share, REPEATED_SHARE / epochs**2)
     if key == "lr":
         value, reason = 0.01, "relative to the weights, as T5"  # adafactor
@@ -182,12 +182,7 @@ def _rule(
         least, why = (10, "Muon") if optimizer == "muon" else (100, "AdamW's second moments")
         steps = min(max(least, round(0.02 * num_steps)), num_steps // 5)
         return steps, f"2 % of the steps, at least {least} for {why}, at most a fifth"
-    if key == "weight_decay_schedule":
-        if is_repeated and (optimizer, config.lr_schedule, config.weight_decay) == ("muon", "linear", "auto"):
-            return "rising", "text that is read so often is forgotten most in the middle of the run"
-        return "constant", "no weight_decay of auto against learning by heart, by Muon"
     assert key == "weight_decay", key
-    most = MAX_REPEATED_DECAY if is_repeated else 1.0
     if optimizer == "adafactor":
         return 0.0, "as T5"
     value = 1 / (resolved(config.lr) * num_steps * share)
