@@ -131,10 +131,7 @@ def _rows_of_several(options: command.Options, config: PretrainConfig, chosen: C
         if options.write:
             yield "files", f"{ensemble.folder_of(config, number)}: a configuration for each, and run.sh"
         if reads_little:
-            yield (
-                "note",
-                f"each reads the text {chosen.epochs:.2f} times: one model that reads it more often learns more",
-            )
+            yield "note", f"each reads the text {chosen.epochs:.2f} times: one that reads it more often learns more"
     else:
         offer = command.resume_command([*options.argv, "--models", str(number)])
         yield "or", f"{takes}: fewer bits per byte by a model of that size (docs/recipe.md#several-models): {offer}"
