@@ -2,7 +2,7 @@
 
 In: a configuration that names raw text, tokenizer and token files. Out, in a folder: the training and the held-out
 documents as text and as token ids, and the tokenizer as `AutoTokenizer` reads it. Which documents are held out is what
-step 2 drew: a document of the raw text is held out if its ids stand in the validation file.
+step 2 says: a document of the raw text is held out if its ids stand in the validation file.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _write_texts(corpus: Corpus, config: PretrainConfig, encoder: Encoder, valid
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in held_out]
     corpus.heldout_texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if missing := wanted.total():
-        raise SystemExit(f"{corpus.config}: {missing} held-out documents are not in input_jsonl; run step 2 again")
+        raise SystemExit(f"{corpus.config}: {missing} held-out documents are not in the raw text; run step 2 again")
 
 
 def _encoded(config: PretrainConfig, encoder: Encoder) -> Iterator[tuple[str, Any]]:
@@ -91,7 +91,8 @@ def _pairs(batch: list[str], encoder: Encoder) -> Iterator[tuple[str, Any]]:
 
 
 def _texts(config: PretrainConfig) -> Iterator[str]:
-    files = find_files(config.input_jsonl, config.where("input_jsonl"))
+    files = [*find_files(config.input_jsonl, config.where("input_jsonl"))]
+    files += find_files(config.valid_jsonl, config.where("valid_jsonl")) if config.valid_jsonl else []
     for part in ranges(files, 1 << 62, config.txt_document):
         for item in read(part, config.text_field, config.txt_document):
             if isinstance(item, Document):

@@ -33,6 +33,7 @@ _BATCH = {"cpu": 8, "cuda": 64}
 LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction", "max_steps"], "auto")
 REPETITIONS_WORTH = 15.4  # R*
 RULE_OF_THUMB = 20  # tokens per parameter where nothing better is known (Hoffmann et al., 2022)
+OFTEN, ENOUGH = 12, 2.5  # epochs from which on the text is the limit, not the time: then so many are enough
 MIN_TOKENS_PER_PARAMETER = 0.2  # sizes with fewer are not shown
 GOOD_ENOUGH = 1.005  # ratio to the fewest bits per byte, up to which a smaller model is taken: it is cheaper to use
 
@@ -188,8 +189,9 @@ def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
     # With hardly a token for each parameter, so far from any run, no law is to be believed.
     fitting = [size for size in candidates if size.is_sensible] or [size for size in candidates if size.fits][:1]
     values = {size.name: size.prediction.value for size in fitting if size.prediction}
-    if not values:  # the largest with about 20 tokens for each parameter, or else the smallest
-        ample = [size for size in fitting if size.tokens_per_parameter >= RULE_OF_THUMB]
+    if not values:  # the largest with tokens enough for each parameter, or else the smallest
+        rules = [ENOUGH if size.epochs >= OFTEN else RULE_OF_THUMB for size in fitting]
+        ample = [size for size, rule in zip(fitting, rules, strict=True) if size.tokens_per_parameter >= rule]
         return (ample[-1] if ample else fitting[0]) if fitting else None
     best = min(values.values())
     return next(size for size in fitting if values[size.name] <= GOOD_ENOUGH * best)

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from configs import config_of
@@ -62,6 +63,18 @@ def test_of_like_sizes_the_smaller_one_that_fits(law: ScalingLaw) -> None:
     assert chosen and chosen.prediction.value <= 1.005 * best.prediction.value
     assert list(SIZES).index(chosen.name) <= list(SIZES).index(best.name)
     assert recommended([each for each in found if not each.fits]) is None
+
+
+def test_little_text_and_many_hours_ask_for_a_larger_model_than_the_rule_of_thumb() -> None:
+    """0.8 million tokens, which read 16 times are worth 8.5 million fresh ones."""
+
+    def chosen(tokens: float) -> str:
+        there: Any = (lambda *_: (1e9, True), SPEED, None, (math.inf, tokens), 8e5)
+        best = recommended([candidate(name, shape, *there) for name, shape in SHAPES.items()])
+        return best.name if best else ""
+
+    assert SHAPES["3M"].num_parameters() < 8.5e6 / 2.5 < SHAPES["5M"].num_parameters()
+    assert [chosen(epochs * 8e5) for epochs in (4, 11, 16)] == ["1M", "1M", "3M"]
 
 
 @pytest.fixture
