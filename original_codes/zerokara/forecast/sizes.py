@@ -33,7 +33,7 @@ _BATCH = {"cpu": 8, "cuda": 64}
 LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction", "max_steps"], "auto")
 REPETITIONS_WORTH = 15.4  # R*
 RULE_OF_THUMB = 20  # tokens per parameter where nothing better is known (Hoffmann et al., 2022)
-OFTEN, ENOUGH = 12, 2.5  # epochs from which on the text is the limit, not the time: then so many are enough
+OFTEN, ENOUGH = 12, 2.5  # a run of 12 epochs or more needs 2.5 tokens per parameter (docs/recipe.md)
 MIN_TOKENS_PER_PARAMETER = 0.2  # sizes with fewer are not shown
 GOOD_ENOUGH = 1.005  # ratio to the fewest bits per byte, up to which a smaller model is taken: it is cheaper to use
 

@@ -159,7 +159,8 @@ def _nats_and_gradient(
     logits_CV = torch.mm(hidden_CD, weight_VD.t(), out=None if buffer_CV is None else buffer_CV[: len(hidden_CD)])
     label_logits_C = logits_CV.gather(1, labels_C1).squeeze(1).float()
     if taught_CV is not None:
-        lacking_C = _divergence_from_logits(taught_CV, logits_CV[:, :vocab_size])
+        assert group is None, "teachers need the whole vocabulary"
+        unnormalized_C = _divergence_from_logits(taught_CV, logits_CV[:, :vocab_size])
     log_sums, softmax, _ = compiled or (softmax_in_place, None, None)
     own_log_sum_C = log_sums(logits_CV, num_real) if num_real else torch.full_like(label_logits_C, float("-inf"))
     log_sum_C = own_log_sum_C
@@ -172,7 +173,7 @@ def _nats_and_gradient(
         log_sum_C = max_C + sum_C.log()
     label_nats_C = nats_C = log_sum_C - label_logits_C
     if taught_CV is not None:
-        nats_C = torch.lerp(label_nats_C, log_sum_C + lacking_C, weight)
+        nats_C = torch.lerp(label_nats_C, log_sum_C + unnormalized_C, weight)
     if not needs_gradient:
         return nats_C, None
     if softmax:

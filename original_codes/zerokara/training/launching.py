@@ -151,15 +151,13 @@ def check_fits(plan: RunPlan, starts: bool) -> list[str]:
             torch is loaded.
     """
     lines: list[str] = []
-    if plan.resolved.init_from and starts:
+    config, source = plan.resolved, plan.resolved.init_from if starts else ""
+    if source or config.teachers:
         from zerokara.huggingface import from_hf
-
-        source, config = Path(plan.resolved.init_from), plan.resolved
-        vocabulary = from_hf.check_source(source, plan.shape, plan.encoder, config.new_embeddings, config.fault)
+    if source:
+        vocabulary = from_hf.check_source(Path(source), plan.shape, plan.encoder, config.new_embeddings, config.fault)
         lines += [f"new_embeddings: {config.new_embeddings}: {vocabulary.row}"] if vocabulary else []
-    for name in plan.resolved.teachers:
-        from zerokara.huggingface import from_hf
-
+    for name in config.teachers:
         from_hf.teacher_of(Path(name), plan.encoder, plan.shape.seq_len, partial(plan.teacher_fault, name))
     alone = replace(plan.memory, main_bytes=resources.total_memory(plan.processes_per_node))
     refuse(alone.faults(plan.requested))  # with other programs, it is noted in the plan
