@@ -86,6 +86,7 @@ def test_the_nearest_name_of_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data/books").mkdir(parents=True)
     (tmp_path / "data/books/Moby.jsonl").touch()
+    (tmp_path / ".cache").mkdir()
     for missing, name in {
         "data/books/moby.json": "data/books/Moby.jsonl", "dta/books/Moby.jsonl": "data/books/Moby.jsonl",
         "DATA/other/x.jsonl": "data", "data/books/Moby.jsonl/x": "data/books/Moby.jsonl", "../dat/x": "",
@@ -93,5 +94,6 @@ def test_the_nearest_name_of_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }.items():  # fmt: skip
         found = nearest(missing, "look there")
         assert found.endswith("; or look there") and (f"the nearest name is {name}; " in found) is bool(name), found
-    assert nearest("book") == f"{tmp_path} holds data" and nearest("data/*.txt") == f"{tmp_path}/data holds books"
+    assert nearest("book") == f"{tmp_path} holds data, .cache"
+    assert nearest("data/*.txt") == f"{tmp_path}/data holds books"
     assert nearest("a" * 5000, "look there") == "look there"

@@ -101,8 +101,8 @@ def nearest(named: str | os.PathLike[str], otherwise: str = "") -> str:
 
 
 def holding(names: Iterable[str]) -> str:
-    """Return the first of the names in a folder, as text."""
-    first = sorted(map(shown, names))
+    """Return the first of the names in a folder, hidden ones last, as text."""
+    first = sorted(map(shown, names), key=lambda name: (name.startswith("."), name))
     return f"holds {', '.join(first[:8])}{', …' if first[8:] else ''}" if first else "is empty"
 
 
