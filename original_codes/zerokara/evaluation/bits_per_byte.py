@@ -32,6 +32,7 @@ from torch import Tensor
 
 from zerokara.base.progress import Progress, plural
 from zerokara.config.evaluate_config import EvaluateConfig
+from zerokara.corpus.read import gathered
 from zerokara.evaluation import cache
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
@@ -289,16 +290,16 @@ def _losses(
     folder = cache.folder_of(cached_in, model.content, *how)
     batch_tokens = batch_tokens_of(model, windowing) if config.batch_tokens == "auto" else config.batch_tokens
     losses: list[DocumentLoss] = []
-    blocks = list(_blocks(text))
+    blocks = list(gathered(range(len(text.documents)), text.bytes.__getitem__, BLOCK_BYTES))
     cached = [cache.read(folder, index) for index in range(len(blocks))]
     if None in cached and not model.is_causal:
         return None
-    sizes = [sum(text.bytes[block]) for block in blocks]
+    sizes = [sum(text.bytes[number] for number in block) for block in blocks]
     done = sum(size for size, rows in zip(sizes, cached, strict=True) if rows)
     with Progress(f"{model.name} on {text.name}", sum(sizes), "B", done=done) as progress:
         for index, rows in enumerate(cached):
             if rows is None:
-                documents = text.documents[blocks[index]]
+                documents = [text.documents[number] for number in blocks[index]]
                 rows = losses_of(model, documents, windowing, batch_tokens, progress, sizes[index])
                 if all(each.is_finite for each in rows):
                     cache.write(folder, index, [[*each] for each in rows])
@@ -312,14 +313,3 @@ def batch_tokens_of(model: LoadedModel, windowing: Windowing) -> int:
     if model.device.type == "cpu" and model.dtype == torch.bfloat16:
         wanted = max(wanted, min(2 * BATCH_TOKENS["cpu"], 4 * windowing.context_length))
     return min(wanted, max(1, MAX_LOGITS // model.vocab_size))
-
-
-def _blocks(text: MeasuredText) -> Iterator[slice]:
-    """Consecutive documents of about `BLOCK_BYTES`."""
-    first = size = 0
-    for number, num_bytes in enumerate(text.bytes):
-        if size and size + num_bytes > BLOCK_BYTES:
-            yield slice(first, number)
-            first, size = number, 0
-        size += num_bytes
-    yield slice(first, len(text.documents))

@@ -17,8 +17,6 @@ Shape suffixes: S sequence, B batch, P = B·S packed positions, H heads, K kv he
 process; of offsets, documents), E head dim, D = H·E.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,17 +33,6 @@ from zerokara.model.megatron_core import (
     reduce_from_tensor_model_parallel_region,
     rope_utils,
 )
-
-
-@contextmanager
-def without_cudnn() -> Iterator[None]:
-    """Leave cuDNN out: it prepares each new length anew, 23 to 37 ms, which generation would pay at every token."""
-    allowed = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(allowed)
 
 
 class FusedAttention(torch.nn.Module):

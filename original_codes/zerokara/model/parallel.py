@@ -22,6 +22,7 @@ gated rows [g0 g1 u0 u1] are [g0 u0] and [g1 u1].
 """
 
 import os
+from collections.abc import Callable
 
 import torch
 import torch.distributed
@@ -53,34 +54,16 @@ def start_alone() -> None:
     start(seed=0)
 
 
-def data_rank() -> int:
-    """The data-parallel rank of this process."""
-    return int(parallel_state.get_data_parallel_rank())
-
-
-def data_size() -> int:
-    """The data-parallel size: all processes over `tensor_size`."""
-    return int(parallel_state.get_data_parallel_world_size())
-
-
-def data_group() -> ProcessGroup:
-    """The processes that hold the same weights and compute different sequences: sums over the data run here."""
-    return parallel_state.get_data_parallel_group()
-
-
-def tensor_rank() -> int:
-    """The tensor-parallel rank of this process."""
-    return int(parallel_state.get_tensor_model_parallel_rank())
-
-
-def tensor_size() -> int:
-    """The tensor-parallel size: processes that together hold one model."""
-    return int(parallel_state.get_tensor_model_parallel_world_size())
-
-
-def tensor_group() -> ProcessGroup:
-    """The processes that together hold one model and compute the same sequences."""
-    return parallel_state.get_tensor_model_parallel_group()
+data_rank: Callable[[], int] = parallel_state.get_data_parallel_rank
+data_size: Callable[[], int] = parallel_state.get_data_parallel_world_size
+"""All processes over `tensor_size`."""
+data_group: Callable[[], ProcessGroup] = parallel_state.get_data_parallel_group
+"""The processes that hold the same weights and compute different sequences: sums over the data run here."""
+tensor_rank: Callable[[], int] = parallel_state.get_tensor_model_parallel_rank
+tensor_size: Callable[[], int] = parallel_state.get_tensor_model_parallel_world_size
+"""Processes that together hold one model."""
+tensor_group: Callable[[], ProcessGroup] = parallel_state.get_tensor_model_parallel_group
+"""The processes that together hold one model and compute the same sequences."""
 
 
 class ModelParallelUnit:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zerokara.base.errors import RunError
 from zerokara.model import attention_check
-from zerokara.model.attention import FusedAttention, without_cudnn
+from zerokara.model.attention import FusedAttention
 from zerokara.model.attention_check import check_attention
 
 SHAPES = {
@@ -67,16 +67,3 @@ def test_attention_across_documents_is_refused(monkeypatch: pytest.MonkeyPatch) 
     check_attention(shape_of(**SHAPES["grouped"]), torch.empty(()), with_documents=False)
     with pytest.raises(RunError, match="within documents"):
         check_attention(shape_of(**SHAPES["grouped"]), torch.empty(()), with_documents=True)
-
-
-@pytest.mark.parametrize("allowed", [True, False])
-def test_cudnn_is_left_out_and_is_then_as_before(allowed: bool) -> None:
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(allowed)
-    try:
-        with pytest.raises(ZeroDivisionError), without_cudnn():
-            assert not torch.backends.cuda.cudnn_sdp_enabled()
-            raise ZeroDivisionError
-        assert torch.backends.cuda.cudnn_sdp_enabled() is allowed
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
