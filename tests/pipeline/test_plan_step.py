@@ -40,10 +40,10 @@ def test_the_law_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     settings = planner.config()
     small, encoder = SmallRuns(planner, Path(f"{settings.output_prefix}_plan")), Encoder(settings.input_tokenizer_file)
     shapes = [ModelShape.from_config(planner.config(**each), encoder.vocab_size) for each in SHAPES]
-    train, valid = open_splits(settings.output_prefix)
+    (_, valid), unique = open_splits(settings.output_prefix), planner.local_plan().data.training.unique_tokens
     assert valid is not None
     # So small a corpus limits the runs, however fast the machine is: so these are those of the plan.
-    runs = plan_runs(shapes, Speed(0, 1e-12), 30, 1, len(train.tokens), len(valid.tokens))
+    runs = plan_runs(shapes, Speed(0, 1e-12), 30, 1, unique, len(valid.tokens))
     make_folders(small.folder)
     for run in runs[:-1]:  # as if an earlier plan had trained them and was killed
         value = 1 + (run.shape.num_parameters() / 1e6) ** -0.3 + (run.tokens / 1e5) ** -0.4

@@ -198,8 +198,11 @@ def test_a_curriculum_is_told_before_and_while_it_runs(tiny_data: dict[str, str]
 
 
 def test_dry_run_tries_and_leaves_everything_as_it_was(tiny_data: dict[str, str], copied: Path, tmp_path: Path) -> None:
-    """With --redo too: the run that it would replace is still there."""
+    """With --redo too: the run that it would replace is still there. Also a run of fewer steps than are tried."""
     before = everything(tmp_path)
+    closed = "stages=[{tokens: 128}, {tokens: 128, order: sequential}]"  # one step, and nothing after it
+    of_one_step = (f"output_model_dir={tmp_path / 'short'}", "train_tokens=auto", "warmup_steps=auto", closed)
+    short = start_step_3(tiny_data["config"], *of_one_step, options=("--dry-run",))
     settings = (f"output_model_dir={copied}", "micro_batch_size=auto", "num_processes=2")
     done = step_3(tiny_data["config"], *settings, options=("--redo", "--dry-run", "--verbose"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -215,6 +218,8 @@ def test_dry_run_tries_and_leaves_everything_as_it_was(tiny_data: dict[str, str]
     assert re.search(r"held [\d.]+ MB", done.stdout)
     assert re.search(r"tokens +tokens used +epochs", done.stdout) and " 5,120 " in done.stdout
     assert "nothing was written" in done.stdout
+    output, _ = short.communicate(timeout=240)
+    assert short.returncode == 0 and "all 1 steps would take" in output, output
     assert everything(tmp_path) == before
 
 

@@ -5,6 +5,7 @@
 # ruff: noqa: F401  # the names that other rooms use
 
 from zerokara.checkpoint.folders import (
+    VALID_FACT,
     all_steps,
     best,
     broken_names,

@@ -36,8 +36,9 @@ MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
 """The numbers of a run, a line for each step (docs/metrics.md)."""
 LATEST_NAME, BEST_NAME = "latest", "best"
-SELECTION_FACT = "selection_loss"
-"""Key of the manifest's facts: the best checkpoint has the lowest; None if these very weights were not validated."""
+SELECTION_FACT, VALID_FACT = "selection_loss", "validated_on"
+"""Keys of the manifest's facts: the best checkpoint has the lowest loss, None if these very weights were not validated;
+losses on another text or by another metric are not compared."""
 PARTS = ("weights", "optimizer", "state")
 """The files of a checkpoint, by their names in its manifest."""
 EXPORTED_PARTS = ("weights", "state")
@@ -302,9 +303,14 @@ def is_much_worse(newest: Path) -> bool:
 
 
 def _complete(run_dir: Path) -> dict[int, float | None]:
-    """Step → selection loss of each complete checkpoint."""
+    """Step → selection loss of each complete checkpoint; None for one that was validated otherwise than the newest."""
     records = {step: check_sizes(folder_of(run_dir, step)) for step in all_steps(run_dir)}
-    return {step: record.facts.get(SELECTION_FACT) for step, record in records.items() if record is not None}
+    facts = {step: record.facts for step, record in records.items() if record is not None}
+    newest = facts[max(facts)].get(VALID_FACT) if facts else None
+    return {
+        step: each.get(SELECTION_FACT) if each.get(VALID_FACT, newest) == newest else None
+        for step, each in facts.items()
+    }
 
 
 def _best(losses: dict[int, float | None]) -> int:

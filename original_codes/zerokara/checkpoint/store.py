@@ -187,6 +187,7 @@ def save(
                 "tokens": state.tokens,
                 "data_sha256": state.data_sha256,
                 folders.SELECTION_FACT: state.selection_loss,
+                folders.VALID_FACT: state.facts.get(folders.VALID_FACT),
             },
             seconds=time.monotonic() - started,
         )

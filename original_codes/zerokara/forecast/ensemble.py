@@ -55,7 +55,7 @@ def fitting(hours: float, hours_of_one: float) -> int:
 
 def folder_of(config: PretrainConfig, number: int) -> Path:
     """Return the folder of the files and runs of so many teachers and their student."""
-    return Path(f"{config.output_model_dir}_learns_from_{number}")
+    return Path(f"{Path(config.output_model_dir)}_learns_from_{number}")
 
 
 def write(

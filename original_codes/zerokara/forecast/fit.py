@@ -42,11 +42,13 @@ from zerokara.base.durable import atomic_file, make_folders, write_json
 from zerokara.base.errors import Fault, RunError, UserError
 from zerokara.base.progress import Progress, count_text
 from zerokara.base.resources import available_cores, available_memory
+from zerokara.config.engine import MonitoringSettings
 from zerokara.config.writing import overrides
 from zerokara.forecast.sizes import LEFT_TO_RECIPE, Planner, Prediction, Speed, effective_parameters, size_settings
 from zerokara.model.shapes import ModelShape
 from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import recipe
+from zerokara.training.planning.earlier_run import PLACES
 from zerokara.training.planning.processors import VARIABLE, named_gpus
 
 Numbers = NDArray[np.float64]
@@ -78,6 +80,7 @@ SHAPES: tuple[dict[str, Any], ...] = tuple(
     for layers, width in ((2, 64), (3, 96), (4, 128), (4, 192), (4, 256), (6, 320), (6, 448))
 )
 """Settings of the sizes, from the smallest to the largest."""
+_SIZE_AND_LENGTH = {*size_settings(""), "train_tokens", "epochs"}
 _QUIET: dict[str, Any] = {
     **dict.fromkeys(("max_steps", "max_hours"), "auto"),
     **dict.fromkeys(("eval_interval", "save_interval"), 10**9),
@@ -265,10 +268,16 @@ class SmallRuns:
     @cached_property
     def folder(self) -> Path:
         """Folder of the runs that one law holds for: one kind of model, tokenizer, corpus and recipe."""
-        plan = self.planner.local_plan()
-        kind = f"{plan.resolved.architecture} {plan.resolved.seq_len} {self.settings['optimizer']}"
-        kind += f" {plan.encoder.sha256} {plan.data.sha256} {plan.resolved.eval_tokens} {recipe.VERSION}"
-        return self.plan_folder / hashlib.sha256(kind.encode()).hexdigest()[:12]
+        plan, kind = self.planner.local_plan(), self.planner.config(**{**_QUIET, **self.settings})
+        settings = kind.model_dump_json(exclude={*PLACES, *MonitoringSettings.model_fields, *_SIZE_AND_LENGTH})
+        contents = plan.encoder.sha256, plan.data.sha256, plan.data.valid_sha256, str(recipe.VERSION)
+        return self.plan_folder / hashlib.sha256(" ".join([settings, *contents]).encode()).hexdigest()[:12]
+
+    @cached_property
+    def shapes(self) -> list[ModelShape]:
+        """The sizes in `SHAPES`. Raises UserError if a setting of the configuration does not go with one of them."""
+        vocab_size = self.planner.local_plan().encoder.vocab_size
+        return [ModelShape.from_config(self.planner.config(**settings), vocab_size) for settings in SHAPES]
 
     def results(self) -> list[MeasuredRun]:
         """Read the results of all runs that have ended, those of earlier plans included."""

@@ -93,7 +93,7 @@ class Planner:
 
     def measure(self, settings: Mapping[str, Any]) -> tuple[float, float]:
         """Measure FLOPs and seconds of a token in a few steps of a run with these settings."""
-        settings = {**settings, "micro_batch_size": "auto", "warmup_fraction": 0.0}
+        settings = {**LEFT_TO_RECIPE, "stages": (), **settings, "micro_batch_size": "auto", "warmup_fraction": 0.0}
         plan, result = try_steps(self.local_plan(**settings))
         return plan.shape.flops_per_token(), result.seconds_per_step / plan.schedule.batch_tokens
 

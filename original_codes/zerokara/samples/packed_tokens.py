@@ -222,6 +222,13 @@ class DataPlan:
         """Samples in one epoch of all sources."""
         return sum(self.samples_per_part)
 
+    @property
+    def unique_tokens(self) -> int:
+        """Tokens that a run can take before it reads any again."""
+        there, stages = self.samples_per_part, self.stages
+        ends = (sum(one.weights) * each / w for one in stages for each, w in zip(there, one.weights, strict=True) if w)
+        return int(min(ends, default=self.samples_per_epoch)) * self.lengths.raw
+
     def order(self) -> SampleOrder | MixedOrder:
         """Return the order, which gives the sample at each position of the run."""
         if self.stages:

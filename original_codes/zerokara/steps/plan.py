@@ -5,6 +5,7 @@ Out: tokens, steps, memory and hours of each size; with --fit also its expected 
 are trained on this corpus, and a plot. With `init_from` the sizes are that model's, and only written down.
 """
 
+import contextlib
 import math
 import shutil
 from collections.abc import Iterator
@@ -42,8 +43,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     if config.init_from:
         _take_over(config, options)
         return
-    if options.hours is None and options.tokens is None:
-        raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
+    _check_length(config, options)
     trained_on, valid = open_splits(config.output_prefix)
     num_tokens = len(trained_on.tokens)
     vocab_size = encoder_of(config).vocab_size
@@ -52,13 +52,13 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     for _, note in run_plan.length_notes(config.seq_len, trained_on):
         log(f"  note: {note}")
     small = fit.SmallRuns(planner, Path(f"{config.output_prefix}_plan"))
-    shapes = [ModelShape.from_config(planner.config(**settings), vocab_size) for settings in fit.SHAPES]
+    unique_tokens = planner.local_plan().data.training.unique_tokens
     free = fit.slots(fit.NUM_RUNS, 0 if planner.device == "cpu" else planner.local_plan().num_processes)
     num_valid = len(valid.tokens) if valid is not None else 0
     wanted = num_valid if config.eval_tokens == "all" else config.eval_tokens
-    there = len(free), num_tokens, min(wanted, num_valid, fit.MAX_EVAL_TOKENS)
+    there = len(free), unique_tokens, min(wanted, num_valid, fit.MAX_EVAL_TOKENS)
     if options.fit is not None:  # what not even a machine without limits could do costs no minute here
-        fit.plan_runs(shapes, Speed(0, 0), options.fit, *there)
+        fit.plan_runs(small.shapes, Speed(0, 0), options.fit, *there)
     if options.dry_run:
         log(f"dry run: would measure a few steps of {' and '.join(sizes.MEASURED[planner.device])}, in about a minute")
         if options.fit is not None:
@@ -70,19 +70,19 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     speed = planner.measure_speed()
     if options.fit is not None:
         of_slot = small.measure_speed(free[0])
-        planned = fit.plan_runs(shapes, of_slot, options.fit, *there)
+        planned = fit.plan_runs(small.shapes, of_slot, options.fit, *there)
         if options.redo:
             shutil.rmtree(small.folder, ignore_errors=True)
         small.train(planned, of_slot, free)
     runs = small.results()
     law = fit.fit(runs) if len(runs) >= fit.NUM_RUNS else None
-    most_tokens = min(options.tokens or math.inf, config.max_epochs_per_source * num_tokens)
+    most_tokens = min(options.tokens or math.inf, config.max_epochs_per_source * unique_tokens)
     limits = (options.hours or math.inf) / ensemble.runs_of(options.models or 0), most_tokens
-    candidates = []
+    candidates, predict = [], law.predict if law else None
     for name in SIZES:
-        shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
-        predict = law.predict if law else None
-        candidates.append(sizes.candidate(name, shape, planner.memory, speed, predict, limits, num_tokens))
+        with contextlib.suppress(UserError):  # a size that cannot have the settings of the configuration
+            shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
+            candidates.append(sizes.candidate(name, shape, planner.memory, speed, predict, limits, unique_tokens))
     chosen = sizes.recommended(candidates)
     if chosen is None:
         raise RunError("no size fits into the memory of this machine")
@@ -101,7 +101,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         offer = f"small models trained on this corpus for {command.FIT_MINUTES:g} minutes predict them: {offer}"
         try:
             of_slot = Speed(*(len(free) * part for part in astuple(speed)))
-            fit.plan_runs(shapes, of_slot, command.FIT_MINUTES, *there)
+            fit.plan_runs(small.shapes, of_slot, command.FIT_MINUTES, *there)
         except UserError as error:
             offer = str(error)
         rows.append(("bits per byte", f"not known; {offer}"))
@@ -116,6 +116,15 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         following = f"bash {ensemble.write(options.config_path, kept, options.models, partial(_commands, options))}"
     # Numbers on a command line are soon forgotten, and the run would be another.
     summary("plan", rows, following if options.write or stands else command.resume_command([*options.argv, "--write"]))
+
+
+def _check_length(config: PretrainConfig, options: command.Options) -> None:
+    """Raise UserError unless there is a limit for the plan, and the length of the run is left to it."""
+    if options.hours is None and options.tokens is None:
+        raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
+    if config.stages and config.stages[-1].num_tokens is not None:
+        rule, remedy = "set the length of the run, which a plan chooses", "set `tokens: rest` in the last stage"
+        raise UserError(config.fault("stages", rule, remedy))
 
 
 def _rows_of_several(options: command.Options, config: PretrainConfig, chosen: Candidate) -> Iterator[tuple[str, str]]:
@@ -138,9 +147,9 @@ def _rows_of_several(options: command.Options, config: PretrainConfig, chosen: C
 
 
 def _commands(options: command.Options, path: Path, config: PretrainConfig) -> list[str]:
-    """Return the commands that train a configuration in a file, and convert its model."""
-    options = replace(options, config_path=path, overrides=())
-    return [command.next_command("3_train_node1.sh", options, config), train.next_command(config, options)]
+    """Return the commands that train a configuration in a file, and convert its model as the user's own says."""
+    train_it = command.next_command("3_train_node1.sh", replace(options, config_path=path, overrides=()), config)
+    return [train_it, train.next_command(config, options)]
 
 
 def _take_over(config: PretrainConfig, options: command.Options) -> None:

@@ -188,6 +188,7 @@ def evaluate(plan: RunPlan, earlier: EarlierRun | None, name: str) -> None:
         UserError: there is no such checkpoint, or it is another run's.
         RunError: the evaluation failed.
     """
+    plan = plan.with_settings(teachers=())  # which a validation does not ask
     refuse(earlier_run.resume_faults(plan, earlier) if earlier else [])
     folder = run_folder.find_checkpoint(plan, name)
     plan = auto_settings.on_this_machine(plan, earlier)

@@ -171,7 +171,8 @@ class Logbook:
                 self._log(f"step {step}  {message}")
         if facts["valid_bits_per_byte"] < facts.get("best_valid_bits_per_byte", float("inf")):
             facts.update(best_valid_bits_per_byte=facts["valid_bits_per_byte"], best_valid_step=step)
-        is_worse = results[-1].badness > facts.get("selection_loss", float("inf"))
+        before = facts.get("selection_loss")  # None after a checkpoint where it was not finite
+        is_worse = before is not None and results[-1].badness > before
         facts["worse_in_row"] = facts.get("worse_in_row", 0) + 1 if is_worse else 0
         facts.update(valid_step=step, selection_loss=results[-1].badness)
         if step and results[-1].badness < facts.get("best_selection_loss", float("inf")):

@@ -199,6 +199,7 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
             log(f"the context length grows from {context} to {config.seq_len}")
     else:
         load_state(engine, initial_weights.drawn_by_all(plan.shape, config.seed, device))
+    state = _comparable(plan, state, log)
     if config.precision == "fp8":
         layers.multiply_in_float8(model)
     if config.teachers:
@@ -222,6 +223,24 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
                 "than in bf16. Mend that, or set precision: bf16"
             )
     return Run(plan, processes, model, engine, state, batches)
+
+
+def _comparable(plan: RunPlan, state: TrainingState, log: Callable[[str], None]) -> TrainingState:
+    """Return a state without the numbers that this start must not compare its own with: losses with other teachers,
+    and validations of another text, or by another metric."""
+    config, facts = plan.resolved, state.facts
+    metric, length = getattr(config, "metric", "loss"), config.eval_tokens
+    now = {
+        "teachers": [*config.teachers, config.teacher_weight] if config.teachers else [],
+        checkpoint.VALID_FACT: f"{metric}, {length} tokens of {plan.data.valid_sha256}",
+    }
+    if facts.get("teachers", now["teachers"]) != now["teachers"]:
+        state = replace(state, recent_losses=())
+    if facts.get(checkpoint.VALID_FACT, now[checkpoint.VALID_FACT]) != now[checkpoint.VALID_FACT]:
+        log("validation has another text or another metric than before: the best checkpoint is chosen from here on")
+        of_validation = ("valid_", "first_valid_", "best_", "selection_", "worse_")
+        facts = {key: value for key, value in facts.items() if not key.startswith(of_validation)}
+    return replace(state, facts=facts | now)
 
 
 def _weights_of(plan: RunPlan, processes: Processes) -> ComputedTensors:

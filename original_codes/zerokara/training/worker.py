@@ -33,7 +33,7 @@ from zerokara.training.planning.processors import PARENT_NAME
 from zerokara.training.planning.run_plan import PRETRAINING, RunPlan, RunTask, read_plan
 from zerokara.training.processes import supervision
 from zerokara.training.processes.joining import join, peak_memory
-from zerokara.training.run import open_run
+from zerokara.training.run import load_batches, open_run
 from zerokara.training.validation import evaluate_checkpoint
 
 _GLOO = ("gloo/transport", "gloo::", "Gloo")
@@ -120,8 +120,10 @@ def run_trial(plan: RunPlan, result_path: Path) -> None:
     run, guard = open_run(plan, processes), StepGuard(config)
     seen, seconds = profile_first_forward(run.model), list[float]()
     last_step = max(MIN_STEPS, min(MAX_STEPS, schedule.num_steps))
-    with closing(run.loader(last_step)) as loader:
-        for step in range(1, last_step + 1):
+    # A run may have fewer steps, and its stages no samples after them: it begins again.
+    steps, before = range(1, last_step + 1), lambda step: run.samples((step - 1) % schedule.num_steps)
+    with closing(load_batches(run.batches, before, steps, device)) as loader:
+        for step in steps:
             torch.distributed.barrier()
             learning_rate = schedule.learning_rate(min(step, schedule.num_steps))
             record = train_step(run.engine, processes, loader, step, learning_rate, guard, lambda: False)

@@ -57,6 +57,14 @@ def test_pruning_keeps_the_newest_and_the_multiples(tmp_path: Path) -> None:
     assert checkpoint.all_steps(tmp_path) == [20, 40, 50]
 
 
+def test_losses_on_another_text_are_not_compared(tmp_path: Path) -> None:
+    for step, loss, text in ((10, 1.0, "old"), (20, 3.0, "new"), (30, 4.0, "new")):
+        facts = {"valid_loss": loss, "valid_step": step, checkpoint.VALID_FACT: text}
+        newest = saved(tmp_path, step, facts=facts)
+    checkpoint.write_markers(tmp_path)
+    assert (tmp_path / "best").read_text(encoding="utf-8") == "global_step20\n" and checkpoint.is_much_worse(newest)
+
+
 def test_pruning_keeps_the_best_by_validation(tmp_path: Path) -> None:
     for step, loss in ((10, 3.0), (20, 2.0), (30, None), (40, 2.0), (50, 4.0), (60, float("nan"))):
         state = checkpoint.read_state(saved(tmp_path, step, loss))

@@ -6,7 +6,7 @@ import pytest
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.forecast.ensemble import MOST, fitting, runs_of, write
+from zerokara.forecast.ensemble import MOST, fitting, folder_of, runs_of, write
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,8 @@ def test_teachers_in_the_file_do_not_teach_the_teachers(tmp_path: Path) -> None:
     write(path, [], 1, lambda *_: [])
     one, student = (load(PretrainConfig, each) for each in sorted((tmp_path / "run_learns_from_1").glob("*.yaml")))
     assert one.teachers == () and student.teachers == (f"{one.output_model_dir}_hf",)
+
+
+def test_the_files_lie_beside_the_run_folder_however_it_is_written(tmp_path: Path) -> None:
+    (path := tmp_path / "mine.yaml").write_text(f"output_model_dir: {tmp_path / 'run'}/\n")
+    assert folder_of(load(PretrainConfig, path), 2) == tmp_path / "run_learns_from_2"

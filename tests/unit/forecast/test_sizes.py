@@ -112,3 +112,13 @@ def test_a_small_run_is_one_process_with_the_optimizer_of_the_large_one(tiny_dat
     small = planner.local_plan(**SmallRuns(planner, Path()).settings)
     assert (small.num_processes, small.resolved.tensor_parallel_size, small.resolved.optimizer) == (1, 1, "adamw")
     assert SmallRuns(Planner(Path(tiny_data["config"]), ()), Path()).settings["optimizer"] == "muon"
+
+
+def test_a_law_holds_for_one_kind_of_run(tiny_data: dict[str, str]) -> None:
+    def folder(*given: str) -> Path:
+        return SmallRuns(Planner(Path(tiny_data["config"]), ("precision=fp32", *given)), Path()).folder
+
+    same = ("lr=0.5", "num_layers=3", "train_tokens=1000", "output_model_dir=elsewhere", "save_interval=7")
+    assert {folder(each) for each in same} == {folder()}
+    others = ("dropout=0.3", "seed=5", "intra_document_masking=true", "tie_word_embeddings=false", "seq_len=16")
+    assert len({folder(), *map(folder, others)}) == 1 + len(others)

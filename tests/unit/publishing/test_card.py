@@ -129,6 +129,7 @@ def test_names_settings_and_texts_of_others_are_no_markup(facts: dict[str, Any])
     facts["training"]["teachers"] = [nasty, nasty]
     facts["samples"] = [dict.fromkeys(("prompt", "greedy", "sampled"), nasty[:-1] + "\n```\n# <b>")]
     text = card.render(facts, name=f"me/{nasty[:-1]}", language=["ja", nasty[:-1]], license=f"- {nasty[:-1]}")
+    assert "mixed with the distance to the teachers" in text
     data = ModelCard(text).data
     assert data.language == ["ja", nasty[:-1]] and data.license == f"- {nasty[:-1]}"
     assert data.tags == ["zerokara", "pretrained-from-scratch"]

@@ -80,8 +80,10 @@ def test_parts_count_their_own_documents(prefix: Path) -> None:
 
 
 def test_a_limit_takes_from_every_part_in_proportion(prefix: Path) -> None:
-    """Of 7 and 10 tokens half is 3 and 5: neither's first document fits, so its beginning is taken."""
-    for max_tokens, first, second in ((9, 3, 5), (12, 4, 7)):
+    """Of 7 and 10 tokens half is 3 and 5: neither's first document fits, so its beginning is taken.
+
+    The limit of 1 takes a token of each."""
+    for max_tokens, first, second in ((9, 3, 5), (12, 4, 7), (1, 1, 1)):
         evaluation = validation_batches(prefix, causal(40), 2, part_tokens=[7, 10], max_tokens=max_tokens)
         labels = [(part, label) for part, batch in evaluation.batches(1) for _, label in predictions(batch)]
         expected = [(0, label) for label in DOCUMENTS[0][:first]] + [(1, label) for label in DOCUMENTS[2][:second]]

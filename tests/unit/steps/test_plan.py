@@ -9,9 +9,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.forecast import sizes
 from zerokara.forecast.sizes import Planner, Speed
 from zerokara.steps import plan
 from zerokara.steps.command import COMMAND_NAME
+from zerokara.training.planning.memory import TrialResult
 from zerokara.training.planning.run_plan import make_plan
 
 COMMENT = "# chosen by nobody yet"
@@ -147,6 +149,7 @@ def test_hours_that_one_model_cannot_use_are_offered_to_several(
     ("argv", "said"),
     [
         ((), "--hours"), (("--hours", "0.1", "--set", "init_from=somewhere"), "init_from"),
+        (("--hours", "1", "--set", "stages=[{tokens: 9}]"), "stages"),
         (("--hours", "1", "--models", "9"), "--models: 9: must be 1 to 8"),
         (("--hours", "1", "--models", "2", "--set", "init_from=somewhere"), "--models: 2: needs a decoder from"),
         (("--hours", "1", "--models", "2", "--write", "--set", "architecture=t5"), "--models: 2: needs a decoder"),
@@ -155,3 +158,43 @@ def test_hours_that_one_model_cannot_use_are_offered_to_several(
 def test_what_is_refused(config: Path, argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main(["--config", str(config), *argv]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("tensor_parallel_size=2", "num_processes=2", "num_attn_heads=2"),  # which the heads of some sizes are not
+        ("architecture=qwen3_moe", "num_layers=4", "moe_layers=[3]", "hidden_size=64"),
+    ],
+)
+def test_a_size_that_the_settings_do_not_fit_is_left_out(
+    config: Path, given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, words = advice(config, capsys, *PLAN, *(word for each in given for word in ("--set", each)))
+    assert "take  " in said and words[-1] == "--write"
+
+
+def test_what_is_measured_has_no_length_of_the_users(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    monkeypatch.setattr(sizes, "try_steps", lambda plan: tried.append(plan) or (plan, TrialResult(0, 1.0)))
+    given = ("warmup_steps=100", "global_batch_size=4", "stages=[{tokens: 640}, {tokens: 640, order: sequential}]")
+    Planner(config, given).measure({**sizes.size_settings("1M"), "global_batch_size": 16})
+    settings = tried[0].resolved
+    assert (settings.warmup_steps, settings.warmup_fraction, settings.stages, settings.max_steps) == (
+        "auto",
+        0,
+        (),
+        "auto",
+    )
+
+
+def test_each_of_several_models_is_converted_as_the_users_file_says(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its licence and language are those of the model that is published."""
+    (own := tmp_path / "ja_config.yaml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
+    (convert := tmp_path / "ja_convert_config.yaml").write_text("license: cc-by-sa-4.0\n", encoding="utf-8")
+    typed = ("--set", f"output_model_dir={tmp_path / 'run'}", "--models", "1", "--write")
+    (_, script) = advice(own, capsys, "--tokens", "20000", *typed)[1]
+    exports = [line for line in Path(script).read_text(encoding="utf-8").splitlines() if "4_convert" in line]
+    assert len(exports) == 2 and all(f"--config {convert}" in line for line in exports)

@@ -69,6 +69,17 @@ def test_a_run_that_a_forgotten_flag_would_make_longer_is_refused(run: Starts) -
     run.start()  # and is asked no more
 
 
+def test_steps_of_another_size_or_more_than_are_planned_are_refused(run: Starts) -> None:
+    """The run would have another length than its plan says, or be called trained with its rate still high."""
+    batch = run.start("max_steps=40").resolved.global_batch
+    rule, _ = run.refused("max_steps=40", f"global_batch_size={2 * batch}")
+    assert f"was {batch} in this run" in rule
+    saved(run.plan("max_steps=40").run_dir, 30)
+    assert run.plan("max_steps=30")
+    rule, _ = run.refused("max_steps=29")
+    assert "at step 30 already" in rule and "ends at step 29" in rule
+
+
 def test_teachers_are_asked_about_too(run: Starts) -> None:
     run.start("teacher_weight=0.4")
     assert run.refused()[1] == ["bash 3.sh --set teacher_weight=0.4", "bash 3.sh --set teacher_weight=0.7"]

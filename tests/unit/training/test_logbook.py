@@ -169,6 +169,14 @@ def test_a_validation_that_is_worse_twice_in_a_row_is_told_at_once_and_kept(
     assert "at step 10" in book.facts["warning"] and "best at step 6" in book.facts["warning"]
 
 
+def test_a_validation_that_was_not_finite_ends_no_later_one(tmp_path: Path) -> None:
+    """state.json has no nan, but null."""
+    book = logbook(tmp_path, replace(START, facts={"selection_loss": None, "valid_step": 2}))
+    book.log_validations(4, [validated("valid_bits_per_byte", 3.0, 3.0)])
+    book.close()
+    assert (book.facts["worse_in_row"], book.facts["best_step"]) == (0, 4)
+
+
 def test_only_the_first_process_writes_and_all_keep_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (1, 0):
         book = logbook(tmp_path, rank=rank)

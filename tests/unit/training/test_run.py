@@ -2,7 +2,8 @@
 
 import contextlib
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from zerokara.samples.objective import Batch
+from zerokara.training import run
+from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.run import StepBatches, load_batches
 
 NUM_STEPS, MICRO_BATCHES = 4, 2
@@ -70,3 +73,22 @@ def test_a_failure_reaches_the_step_that_needs_the_batch() -> None:
         next(loader)  # the third fails in the background meanwhile
         with pytest.raises(OSError, match="the disk is gone"):
             next(loader)
+
+
+def test_numbers_of_another_loss_or_another_validation_are_not_compared(
+    plan_of: Callable[..., RunPlan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"loss": 2.0, "selection_loss": 1.0, "best_step": 3, "valid_step": 4, "first_valid_loss": 5.0}
+    begun = run.state_of(plan_of(), 64, step=4, seconds=1.0, facts=facts)
+    state = run._comparable(plan_of(), replace(begun, recent_losses=(2.0, 2.5)), print)
+    assert state.facts.items() >= facts.items() and state.recent_losses and not capsys.readouterr().out
+    assert run._comparable(plan_of(), state, print) == state
+    taught = run._comparable(plan_of("teachers=[large]"), state, print)
+    assert taught.recent_losses == () and taught.facts.items() >= facts.items()
+    assert run._comparable(plan_of("teachers=[large]", "teacher_weight=0.5"), state, print).recent_losses == ()
+    fewer = run._comparable(plan_of("eval_tokens=100"), state, print)
+    assert "best_step" not in fewer.facts and fewer.facts["loss"] == 2.0 and fewer.recent_losses
+    assert "the best checkpoint is chosen from here on" in capsys.readouterr().out
+    plan = plan_of()
+    other = replace(plan, data=replace(plan.data, valid_sha256="another"))
+    assert "selection_loss" not in run._comparable(other, state, print).facts

@@ -274,6 +274,22 @@ def test_what_the_kernel_has_still_to_clear_up_behind_a_killed_command_is_waited
             cleared.join()
 
 
+def test_an_evaluation_does_without_the_teachers(plan_of: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned = list[RunPlan]()
+    monkeypatch.setattr(launching, "spawn", lambda plan, *_: spawned.append(plan))
+    monkeypatch.setattr(run_folder, "find_checkpoint", lambda plan, name: plan.run_dir / name)
+    launching.evaluate(plan_of("teachers=[models/gone_hf]"), None, "global_step1")
+    assert [plan.resolved.teachers for plan in spawned] == [()]
+
+
+@pytest.mark.parametrize("name", ["run.json", "global_step1/weights.safetensors"])
+def test_a_file_is_no_checkpoint(plan_of: Plan, name: str) -> None:
+    run_dir = begin(plan_of())
+    (run_dir / "global_step1/weights.safetensors").write_bytes(b"\xff\x00")
+    fault = fault_of(run_folder.find_checkpoint, plan_of(), name)
+    assert fault.value == name and "those of the steps 1" in fault.rule
+
+
 def test_what_to_do_without_validation_data(plan_of: Plan) -> None:
     plan = plan_of()
     without = replace(plan, data=replace(plan.data, num_valid_tokens=0))

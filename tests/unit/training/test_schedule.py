@@ -203,3 +203,25 @@ def test_too_many_epochs_are_refused_with_the_tables_numbers(made) -> None:  # t
     assert "6,800" in fault.remedy and "max_epochs_per_source: 9" in fault.remedy
     config, _ = made(STAGES, "train_tokens=9600", "order=sequential", "max_epochs_per_source=9")
     assert not epochs_faults(config)
+
+
+def test_a_plan_at_the_limit_of_epochs_may_round_its_last_step(made) -> None:  # type: ignore[no-untyped-def]
+    """641 sequences, 16 times, are 641 steps of 16: exact; in steps of 48 they are 214, of 10,272 sequences."""
+    for batch, epochs in ((16, 16), (48, 16), (48, 4.03)):
+        more = f"global_batch_size={batch}", "micro_batch_size=1", f"max_epochs_per_source={epochs}"
+        config, _ = made(*more, f"epochs={epochs}")
+        assert not epochs_faults(config), (batch, epochs)
+        reading = data_plan(config)
+        most = int(epochs * reading.unique_tokens)
+        assert not epochs_faults(made(*more, f"train_tokens={most}")[0])
+        assert epochs_faults(made(*more, f"train_tokens={most + 2 * batch * 8}")[0])
+
+
+def test_tokens_are_read_again_as_soon_as_one_source_is_read_whole(made) -> None:  # type: ignore[no-untyped-def]
+    config, _ = made("source_weights=[3, 1, 1]", "train_tokens=1600")
+    unique = data_plan(config).unique_tokens
+    assert unique == int(100 * 5 / 3) * 8  # of the first, three of five
+    for tokens, is_again in ((unique - 64, False), (unique + 64, True)):
+        uses = consumption_of(made("source_weights=[3, 1, 1]", f"train_tokens={tokens}", "global_batch_size=1",
+                                   "micro_batch_size=1")[0]).sources  # fmt: skip
+        assert (max(use.epochs for use in uses) > 1) is is_again

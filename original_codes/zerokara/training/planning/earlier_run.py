@@ -115,12 +115,25 @@ def resumption(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Resum
             rule = f"holds a finished run of other settings: {'; '.join(texts_of(effective))}"
             faults = [plan.requested.fault("output_model_dir", rule, "use --redo to set it aside and train again")]
         return Resumption(faults, is_finished=True)
-    return Resumption(list(_forgotten_faults(plan, earlier, resume_command)), False, changed)
+    faults = [*_length_faults(plan, earlier), *_forgotten_faults(plan, earlier, resume_command)]
+    return Resumption(faults, False, changed)
 
 
 def texts_of(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:
     """Return the changes for display: ``lr: 0.01 → 0.02``."""
     return [f"{key}: {before} → {now}" for key, (before, now) in changed.items()]
+
+
+def _length_faults(plan: RunPlan, earlier: EarlierRun) -> Iterator[Fault]:
+    """Yield a fault where the steps that were trained do not fit the plan: they had another size, or are too many."""
+    batch, done = earlier.plan["requested"]["global_batch_size"], earlier.state.step if earlier.state else 0
+    if plan.resolved.global_batch != batch:
+        rule = f"was {batch} in this run, whose length and learning rate are counted in steps of that size"
+        remedy = f"set {batch} again, or choose another output_model_dir"
+        yield plan.requested.fault("global_batch_size", rule, remedy)
+    elif done > (steps := plan.schedule.num_steps):
+        rule = f"is at step {done:,} already, and this plan ends at step {steps:,}: its learning rate would never fall"
+        yield Fault(str(plan.run_dir), rule, remedy="plan more epochs, train_tokens or max_steps")
 
 
 def _forgotten_faults(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Iterator[Fault]:

@@ -18,7 +18,7 @@ from zerokara.base import file_lock, manifest
 from zerokara.base.durable import ASIDE_ENDING, PARTIAL_SUFFIX, made_folder, unused_name, write_file, write_json
 from zerokara.base.errors import Fault, RunError, UserError
 from zerokara.base.progress import count_text, seconds_text
-from zerokara.checkpoint.folders import EXPORTED_PARTS, IDENTITY_NAME, METRICS_NAME
+from zerokara.checkpoint.folders import BEST_NAME, EXPORTED_PARTS, IDENTITY_NAME, LATEST_NAME, METRICS_NAME
 from zerokara.config.loading import RESOLVED_NAME
 from zerokara.config.pretrain_config import TrainingSettings
 from zerokara.config.writing import as_yaml
@@ -152,8 +152,9 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
         if folder is None:
             raise UserError(Fault(where=str(run_dir), rule="holds no whole checkpoint", remedy="train first"))
     else:
-        marked = run_dir / name  # `best` and `latest` are files that name a checkpoint
-        named = marked.read_text(encoding="utf-8").strip() if marked.is_file() else name
+        marked = run_dir / name  # a file that names a checkpoint
+        is_marker = name in (BEST_NAME, LATEST_NAME) and marked.is_file()
+        named = marked.read_text(encoding="utf-8").strip() if is_marker else name
         number = int(name) if name.isdecimal() else -1
         candidates = [Path(named), run_dir / named, checkpoint.folder_of(run_dir, number)]
         folder = next((path for path in candidates if path.is_dir()), None)
@@ -202,7 +203,7 @@ def summary_rows(
     ]
     if "valid_bits_per_byte" in facts:
         before, after = facts["first_valid_bits_per_byte"], facts["valid_bits_per_byte"]
-        best, step = facts["best_valid_bits_per_byte"], facts["best_valid_step"]
+        best, step = facts.get("best_valid_bits_per_byte"), facts.get("best_valid_step", 0)
         texts = [f"{value:.3f}" if value is not None else "not finite" for value in (before, after, best)]
         rows.append(("validation", f"{texts[0]} → {texts[1]} bits per byte, best {texts[2]} at step {step:,}"))
     rows += [("warning", facts["warning"])] if "warning" in facts else []

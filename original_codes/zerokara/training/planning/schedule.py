@@ -197,8 +197,9 @@ def consumption(training: DataPlan, schedule: Schedule) -> Consumption:
 def epochs_faults(config: RunConfig, sources: tuple[SourceUse, ...]) -> Iterator[Fault]:
     """Check that no source is read for more epochs than `max_epochs_per_source`; examples are, as `epochs` says."""
     limit = math.inf if config.packs_examples else config.max_epochs_per_source
+    step = config.global_batch * config.lengths.raw  # the steps are rounded
     for use in sources:
-        if use.epochs > limit:
+        if use.epochs > limit and use.used_tokens * (1 - limit / use.epochs) >= step:
             taken = f"{use.used_tokens:,} of the {use.available_tokens:,} tokens of {use.name}"
             rule = f"would be exceeded: the run takes {taken}, {use.epochs:.2f} epochs"
             most = math.floor(use.used_tokens * limit / use.epochs)
