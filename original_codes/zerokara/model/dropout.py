@@ -65,7 +65,7 @@ class Dropout:
         return torch.tensor(self._num_places, dtype=torch.int32)
 
     def __call__(self, hidden: Tensor, place: Tensor | int = 0) -> Tensor:
-        """Drop numbers of hidden states, as they lie, and scale up the others; place 0 is behind the embedding."""
+        """Drop numbers of hidden states, as they lie, and scale up the others; embeddings have the places 0 and -1."""
         if self._sequence_numbers_B is None:
             return hidden
         (length, _, size), device = sequence_first(hidden).shape, hidden.device

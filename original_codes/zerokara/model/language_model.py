@@ -62,11 +62,11 @@ class LanguageModel:
         assert segments_BS is not None
         return segments_BS.where(segments_BS < num_examples_B[:, None], PADDING)
 
-    def _embedded(self, ids_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
-        """Return the embeddings as hidden states lie (`layers`)."""
+    def _embedded(self, ids_BS: Tensor, positions_BS: Tensor | None = None, place: int = 0) -> Tensor:
+        """Return the embeddings as hidden states lie (`layers`), with dropout at `place`, each stack its own."""
         # megatron-core leaves what it will scatter as it is; without sequence parallelism it scatters nothing.
         self.embedding.reduce_scatter_embeddings = layers.is_batch_first(ids_BS)
-        return self.dropout(self.embedding(ids_BS, position_ids=positions_BS))
+        return self.dropout(self.embedding(ids_BS, position_ids=positions_BS), place)
 
     def projection(self) -> Projection:
         """Return the output projection."""
@@ -195,7 +195,7 @@ class EncoderDecoder(LanguageModel, T5Model):
             padding_mask=self._examples_or_padding(segments_BS, num_examples_B),
         )
         hidden_TBD = self.decoder(
-            self._embedded(decoder_input_ids_BT),
+            self._embedded(decoder_input_ids_BT, place=-1),
             **_biased(bias_1HTT, decoder_mask),
             context=encoded_SBD,
             context_mask=context_mask,

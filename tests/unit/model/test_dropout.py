@@ -102,3 +102,18 @@ def test_only_training_drops() -> None:
     assert abs(float(model(*batch)) - float(plain(*batch))) > 0.01
     with pytest.raises(AssertionError, match="numbers of the sequences"):
         model(*batch[:3])
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_each_place_of_a_model_has_masks_of_its_own(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, drop = list[int](), Dropout.__call__
+
+    def watched(self: Dropout, hidden: Tensor, place: Tensor | int = 0) -> Tensor:
+        seen.append(int(place))
+        return drop(self, hidden, place)
+
+    monkeypatch.setattr(Dropout, "__call__", watched)
+    shape = shape_of(architecture=family, num_layers=2, seq_len=24)
+    model = build(shape, seed=1, settings=OptimSettings(dropout=0.2))
+    model(*random_batch(shape, 2, torch.Generator().manual_seed(2)))
+    assert len({*seen}) == len(seen) == (1 + 2 * 2 if family == "llama" else 2 + 2 * 2 + 3 * 2)
