@@ -182,3 +182,18 @@ def test_faults_name_the_setting(labels: Path, setting: str, key: str, capsys: p
     code, said = finetune.main(command(labels, *settings)[2:]), capsys.readouterr().err
     assert code == 2 and key in said and said.count("error:") == 1, said
     assert not (labels.parent / "faulty").exists()
+
+
+@pytest.mark.parametrize("name", ["x_train_examples.jsonl", "x_test_examples.jsonl"])
+def test_the_files_of_others_stay(labels: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The training data itself, by a name that the step writes; and a file that no setting names."""
+    records = [json.dumps({"text": f"text {n}", "label": n % 2}) for n in range(40)]
+    (tmp_path / name).write_text("\n".join(records), encoding="utf-8")
+    settings = [f"output_prefix={tmp_path / 'x'}", f"output_model_dir={tmp_path / 'run'}", "test_data=[]"]
+    if name == "x_train_examples.jsonl":
+        settings.append(f"train_data=[{tmp_path / name}]")
+    before = (tmp_path / name).read_bytes()
+    for options in ([], ["--redo"]):
+        code, said = finetune.main([*command(labels, *settings)[2:], "--dry-run", *options]), capsys.readouterr().err
+        assert code == 2 and name in said and said.count("error:") == 1, said
+        assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_bytes() == before

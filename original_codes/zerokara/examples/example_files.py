@@ -22,7 +22,7 @@ import orjson
 from numpy.typing import NDArray
 
 from zerokara.base import manifest
-from zerokara.base.durable import atomic_file
+from zerokara.base.durable import PARTIAL_SUFFIX, atomic_file
 from zerokara.config.finetune_config import DataFormat
 from zerokara.examples.facts import SplitCounts
 from zerokara.tokenizer.encoder import Ids
@@ -41,7 +41,8 @@ class ExamplePaths:
     def __init__(self, output_prefix: str):
         self.output_prefix = output_prefix
         self.manifest = Path(f"{output_prefix}_examples.manifest.json")  # written last
-        self.quarantine = Path(f"{output_prefix}_quarantine.jsonl")  # exists only if there are bad lines
+        self.quarantine = Path(f"{output_prefix}_examples_quarantine.jsonl")  # exists only if there are bad lines
+        self.lock = Path(f"{output_prefix}_examples.lock{PARTIAL_SUFFIX}")  # stays where a preparation was killed
 
     def prefix(self, split: Split) -> Path:
         """Prefix of the .bin and .idx of a split."""

@@ -93,16 +93,14 @@ def prepare(
     encoding = {"encoder": encoder, "tokenizer": tokenizer, "template": template}
     encode_example = partial(encode, **encoding, is_encoder_decoder=is_encoder_decoder)
     fits = partial(fit, length=packed_length, overlong=config.overlong, is_encoder_decoder=is_encoder_decoder)
-    with _claimed(paths):
+    with _claimed(paths) as outputs:
         splitter = _Splitter(config, paths, files, form, encode_example, fits, encoder)
         counts = splitter.run()
+        outputs += [paths.quarantine] if any(each.bad for each in counts.values()) else []
         _check_counts(config, paths, counts)
         check_unchanged(all_files)
-        outputs = [path_of(paths.prefix(split)) for split in counts for path_of in (bin_path, idx_path)]
-        outputs += [paths.texts(split) for split in counts if split != "train" or template is not None]
-        outputs += [paths.quarantine] if any(each.bad for each in counts.values()) else []
-        for path in {*paths.written} - {*outputs}:  # of a preparation with more splits, or bad lines
-            path.unlink(missing_ok=True)
+        made = [path_of(paths.prefix(split)) for split in counts for path_of in (bin_path, idx_path)]
+        made += [paths.texts(split) for split in counts if split != "train" or template is not None]
         facts = {
             "data_format": form.name,
             "prompt_template": form.prompt_template,
@@ -111,20 +109,25 @@ def prepare(
             "end_ids": template.end_ids if template else [encoder.eos_id],
             "splits": {split: asdict(each) for split, each in counts.items()},
         }
-        manifest.write(paths.manifest, spec, {"examples": outputs}, facts, time.monotonic() - started)
+        manifest.write(paths.manifest, spec, {"examples": [*made, *outputs]}, facts, time.monotonic() - started)
+        outputs += made
     prepared = ExampleFiles.read(config.output_prefix)
     summary("examples: prepared", [*_summary_rows(paths, prepared), ("time", seconds_text(time.monotonic() - started))])
     return prepared
 
 
 def _find(config: FinetuneRunConfig) -> dict[Split, list[InputFile]]:
-    """Find the files of each split; no entry may name nothing, no two splits the same file."""
+    """Find the files of each split; no entry may name nothing or an output, no two splits the same file."""
     found, faults, used = dict[Split, list[InputFile]](), list[Fault](), dict[Path, Split]()
+    written = ExamplePaths(config.output_prefix).written
     for split in SPLITS:
         key, entries = f"{split}_data", getattr(config, f"{split}_data")
         found[split] = find_files(entries, config.where(key), TABLES) if entries else []
         for file in found[split]:
             path = file.path.resolve()
+            if file.remote is None and any(map(path.samefile, filter(Path.exists, written))):
+                rule = f"names {file.name}, which this step writes itself"
+                faults.append(config.fault(key, rule, "rename or move the input"))
             if file.remote is None and used.setdefault(path, split) != split:
                 rule = f"names {file.name}, which is in {used[path]}_data too"
                 faults.append(config.fault(key, rule, "name each file once"))
@@ -135,15 +138,22 @@ def _find(config: FinetuneRunConfig) -> dict[Split, list[InputFile]]:
 
 
 @contextmanager
-def _claimed(paths: ExamplePaths) -> Iterator[None]:
-    """Lock the output, and remove the manifest of an earlier preparation and the partial files of a killed one."""
-    lock = Path(f"{paths.output_prefix}_examples.lock{PARTIAL_SUFFIX}")
-    with file_lock.claimed(lock, paths.manifest):
+def _claimed(paths: ExamplePaths) -> Iterator[list[Path]]:
+    """Lock the output, and remove the manifest of an earlier preparation and the partial files of a killed one.
+
+    In the end only files stay that the block has listed: the next preparation would take others for somebody else's.
+    """
+    with file_lock.claimed(paths.lock, paths.manifest):
         paths.manifest.unlink(missing_ok=True)
         for path in map(os.path.realpath, (*paths.written, paths.manifest)):
             for leftover in glob.glob(f"{glob.escape(path)}.[0-9]*{PARTIAL_SUFFIX}"):
                 os.unlink(leftover)
-        yield
+        outputs: list[Path] = []
+        try:
+            yield outputs
+        finally:
+            for file in {*paths.written} - {*outputs}:  # of a preparation with more splits, or bad lines
+                file.unlink(missing_ok=True)
 
 
 def _check_counts(config: FinetuneRunConfig, paths: ExamplePaths, counts: Mapping[Split, SplitCounts]) -> None:

@@ -9,11 +9,12 @@ from functools import partial
 
 from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.finetuning.task import FINETUNING, prepared
-from zerokara.steps import command, train
+from zerokara.steps import command, preflight, train
 
 
 def finetune(config: FinetuneConfig, options: command.Options) -> None:
     """Prepare the examples, and train as step 3 does."""
+    preflight.check(config, preflight.of_examples(config))
     train.step(prepared(config, options.redo), options, FINETUNING)
 
 

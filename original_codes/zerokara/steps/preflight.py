@@ -18,10 +18,13 @@ from zerokara.checkpoint.folders import IDENTITY_NAME
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.config.data import DataSettings
 from zerokara.config.engine import ScheduleSettings
+from zerokara.config.finetune_config import ExampleSettings
 from zerokara.config.loading import FILES, load
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.corpus.find import InputFile
+from zerokara.examples.example_files import STEP as EXAMPLES_STEP
+from zerokara.examples.example_files import ExamplePaths
 from zerokara.tokenizer import LOG_HEADER, LOG_NAME, TOKENIZER_NAMES, WORK_NAME, made_name
 from zerokara.tokens.indexed import TokenPaths
 
@@ -54,6 +57,12 @@ def of_tokens(config: DataSettings) -> Outputs:
     paths = TokenPaths(config.output_prefix)
     files = [*paths.splits, paths.work_folder / "plan.json", paths.quarantine, paths.manifest]
     return Outputs("output_prefix", files, "" if any(paths.work_folder.glob("*.json")) else TOKENS_STEP)
+
+
+def of_examples(config: ExampleSettings) -> Outputs:
+    """Step 7, before its run."""
+    paths = ExamplePaths(config.output_prefix)
+    return Outputs("output_prefix", [*paths.written, paths.manifest], "" if paths.lock.exists() else EXAMPLES_STEP)
 
 
 def of_run(config: ScheduleSettings) -> Outputs:

@@ -52,7 +52,7 @@ def segments(files: ExampleFiles, number: int = 0) -> list[list[int]]:
 
 def told(folder: Path, encoder: Encoder, records: Sequence[Any], **settings: Any) -> list[str]:
     faults = refused(prepared, folder, encoder, records, **settings)
-    assert not list((folder / "out").glob("*.manifest.json")) and not list((folder / "out").glob("*.partial"))
+    assert {path.name for path in (folder / "out").glob("*")} <= {"x_examples_quarantine.jsonl"}
     return list(map(str, faults))
 
 
@@ -189,7 +189,7 @@ def test_what_changes_an_example_is_honoured_or_makes_it_bad_by_name(
 ) -> None:
     good = [weighed(("one", 1))] * 10
     assert prepared(tmp_path, encoder, [*good, record], max_bad_fraction=0.2).train.counts.bad == 1
-    (line,) = (tmp_path / "out" / "x_quarantine.jsonl").read_bytes().splitlines()
+    (line,) = (tmp_path / "out" / "x_examples_quarantine.jsonl").read_bytes().splitlines()
     assert said in orjson.loads(line)["reason"]
     (message,) = told(tmp_path / "b", encoder, [*good, record], max_bad_fraction=0)
     assert said in message and "train.jsonl:11" in message
@@ -266,7 +266,9 @@ def test_bad_lines_go_to_the_quarantine_and_counts_close(tmp_path: Path, encoder
     counts = kept.train.counts
     assert (counts.kept, counts.cut, counts.dropped, counts.bad) == (40, 0, 3, 6)
     assert counts.read == len(PAIRS) + len(bad) + len(long) and kept.train.num_examples == 40
-    lines = [orjson.loads(line) for line in (tmp_path / "out" / "x_quarantine.jsonl").read_bytes().splitlines()]
+    lines = [
+        orjson.loads(line) for line in (tmp_path / "out" / "x_examples_quarantine.jsonl").read_bytes().splitlines()
+    ]
     assert [line["line"] for line in lines] == [41, 42, 43, 44, 45, 46]
     reasons = ["is missing", "is null", "is no text", "is empty", "NUL character", "not a JSON object"]
     assert all(line["reason"].endswith(reason) for line, reason in zip(lines, reasons, strict=True))
@@ -382,11 +384,31 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, encoder: Encoder, capsys
 
 def test_too_many_bad_lines_by_what_is_asked_for_now(tmp_path: Path, encoder: Encoder) -> None:
     (message,) = told(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.05)
-    assert "4 of 44" in message and "x_quarantine.jsonl" in message and "0.091" in message
-    assert (tmp_path / "out" / "x_quarantine.jsonl").exists()
+    assert "4 of 44" in message and "x_examples_quarantine.jsonl" in message and "0.091" in message
+    assert (tmp_path / "out" / "x_examples_quarantine.jsonl").exists()
+    Path(tmp_path / "out" / "x_quarantine.jsonl").write_text("those of step 2", encoding="utf-8")
     prepared(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.2)
     with pytest.raises(UserError, match=r"max_bad_fraction.*4 of 44 lines"):
         prepared(tmp_path, encoder, [*PAIRS, *BAD], max_bad_fraction=0.05)
+    prepared(tmp_path, encoder, PAIRS, redo=True)
+    assert [path.name for path in (tmp_path / "out").glob("*quarantine*")] == ["x_quarantine.jsonl"]
+
+
+def test_what_the_step_writes_is_not_its_input(tmp_path: Path, encoder: Encoder) -> None:
+    """Named by itself, or another name of it."""
+    given = prepared(tmp_path, encoder, PAIRS, valid_fraction=0.25).splits["valid"].texts_path
+    (tmp_path / "other.jsonl").hardlink_to(given)
+    before, settings = given.read_bytes(), {"input_field": "input", "output_field": "reference", "redo": True}
+    for name in (given, tmp_path / "other.jsonl"):
+        (fault,) = refused(prepared, tmp_path, encoder, train_data=[str(name)], **settings)
+        assert fault.key == "train_data" and str(name) in fault.rule and given.read_bytes() == before
+
+
+def test_a_preparation_that_fails_late_leaves_nothing(tmp_path: Path, encoder: Encoder) -> None:
+    """The next one would take it for somebody else's; so would it an empty file of bad lines."""
+    test = [write_jsonl(tmp_path / "test.jsonl", [{"source": "a", "target": ""}])]
+    assert "'target' is empty" in told(tmp_path, encoder, PAIRS, test_data=test)[0]
+    assert not (tmp_path / "out").exists()
 
 
 def test_validation_examples_of_before_are_gone(tmp_path: Path, encoder: Encoder) -> None:

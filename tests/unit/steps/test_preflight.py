@@ -16,9 +16,11 @@ from programs import run_program
 from zerokara.base import manifest
 from zerokara.base.errors import Fault, UserError
 from zerokara.config.convert_config import ConvertConfig
+from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.config.model import ARCHITECTURES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.tokenizer_config import TokenizerConfig
+from zerokara.examples.example_files import ExamplePaths
 from zerokara.publishing import exported_folder
 from zerokara.publishing.exported_folder import STEP
 from zerokara.steps import preflight, tokenize, train_tokenizer
@@ -201,6 +203,16 @@ def test_a_killed_step_knows_its_own_files(run_step: Any, tmp_path: Path, monkey
         assert not faults_at("output_dir", folder)
         assert not faults_at("output_prefix", paths.output_prefix)
         assert [run_step(1, folder)[0], run_step(2, paths.output_prefix)[0]] == [130, 130]
+
+
+def test_a_killed_preparation_knows_its_own_examples(tmp_path: Path) -> None:
+    paths = ExamplePaths(str(tmp_path / "x"))
+    config = FinetuneConfig(output_prefix=paths.output_prefix)
+    paths.texts("test").touch()
+    (fault,) = preflight.faults(config, preflight.of_examples(config))
+    assert fault.key == "output_prefix" and " x_test_examples.jsonl, " in fault.rule
+    paths.lock.touch()
+    assert not preflight.faults(config, preflight.of_examples(config))
 
 
 def test_a_corpus_that_was_refused_and_mended_is_tokenised(
