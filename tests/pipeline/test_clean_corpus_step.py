@@ -253,6 +253,34 @@ def test_what_cannot_be_is_refused(
     assert Path("mine/text/00000.jsonl.zst").read_bytes() == b"mine"
 
 
+def test_another_cleaning_leaves_nothing_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a larger text, of other rules; but a file of somebody else's beside the text ends it."""
+    monkeypatch.chdir(tmp_path)
+    write_texts(Path("a.jsonl"), ["too short", *(_text(seed) for seed in range(3))])
+    command = ["--config", "/dev/null", "--redo"]
+    command += typed("input=[a.jsonl]", "report_only=false", "evaluation_data=[]", "output_dir=out")
+    filtered = typed("filters={GopherQualityFilter: {min_doc_words: 50}}")
+
+    def left() -> list[str]:
+        return sorted(path.relative_to("out").as_posix() for path in Path("out").glob("*/*"))
+
+    assert clean_corpus.main([*command, *filtered]) == 0
+    first = left()
+    assert first == ["dropped/GopherQualityFilter.jsonl.zst", "text/00000.jsonl.zst"]
+    more, record = Path("out/text/00001.jsonl.zst"), Path("out/manifest.json")  # as of two tasks
+    more.write_bytes(Path("out/text/00000.jsonl.zst").read_bytes())
+    made = json.loads(record.read_bytes())
+    made["outputs"]["clean"].append({**made["outputs"]["clean"][0], "path": "text/00001.jsonl.zst"})
+    record.write_text(json.dumps(made), encoding="utf-8")
+    assert clean_corpus.main(command) == 0 and left() == first[1:]
+    assert clean_corpus.main([*command, *filtered]) == 0 and left() == first
+    more.touch()
+    assert clean_corpus.main(command) == 2
+    assert " 00001.jsonl.zst, which no run of this step wrote" in capsys.readouterr().err
+
+
 def test_rules_for_single_documents(made: dict[str, list[str]]) -> None:
     write_texts(
         Path("first.jsonl"),

@@ -72,10 +72,12 @@ class Plan:
 
     @property
     def outputs(self) -> list[Path]:
-        """The files that a finished cleaning can have: the clean text of each task, and what each rule dropped."""
+        """The files that a finished cleaning can have: the clean text of each task, and what each rule dropped; and
+        those in their folders, since step 1 would read the text of an earlier cleaning with that of this one."""
         folder = Path(self.config.output_dir)
-        text = [folder / "text" / f"{rank:05d}.jsonl.zst" for rank in range(len(self.tasks))]
-        return [*text, *(folder / "dropped" / f"{rule}.jsonl.zst" for rule in self.rules)]
+        own = {folder / "text" / f"{rank:05d}.jsonl.zst" for rank in range(len(self.tasks))}
+        own |= {folder / "dropped" / f"{rule}.jsonl.zst" for rule in self.rules}
+        return sorted(own.union(*(folder.glob(f"{name}/*.jsonl.zst") for name in ("text", "dropped"))))
 
     @property
     def settings(self) -> dict[str, Any]:
