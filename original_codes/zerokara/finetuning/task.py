@@ -2,8 +2,8 @@
 
 A fine-tuning is a run like any other, of `FinetuneRunConfig`: the model's settings come from `init_from`, its data are
 the prepared examples. At its end the best checkpoint answers the test examples into ``test_result.json`` in the run
-folder: once, unless the run was made longer since and another checkpoint is the best. ``finetune.json``
-(`examples.facts`) records all of it for the model card.
+folder: once, unless the run was made longer since and another checkpoint is the best, or the test examples are others.
+``finetune.json`` (`examples.facts`) records all of it for the model card.
 """
 
 from collections.abc import Iterable, Iterator
@@ -78,6 +78,9 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
     encoder = encoder_of(run)
     load_tokenizer = partial(tokenizer_proof.tokenizer_of_exports, encoder, is_encoder_decoder)
     files = preparation.prepare(run, encoder, load_tokenizer, redo)
+    tested = "" if redo else _result(Path(config.output_model_dir)).get("test_sha256", "")
+    if tested and "test" in files.splits and files.splits["test"].sha256 != tested:
+        log(f"note: {config.output_model_dir} was tested on other examples; step 8 measures its export on these")
     if is_encoder_decoder:
         pairs = pair_lengths(IndexedTokens(files.train.prefix, EXAMPLES_STEP))
         run = run.model_copy(update={"packed_target_length": target_length(*pairs, length)})
@@ -135,8 +138,8 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
     examples, tested = ExampleFiles.read(config.output_prefix), checkpoint.best(run_dir) or newest
     test, result = examples.splits.get("test"), _result(run_dir)
     is_tested = result.get("checkpoint") == tested.name and result.get("metric", "loss") == config.metric
-    if test is not None and not is_tested:
-        for name in (RESULT_NAME, ANSWERS_NAME) if result else ():  # of another checkpoint, before a longer run
+    if test is not None and not (is_tested and result.get("test_sha256") == test.sha256):
+        for name in (RESULT_NAME, ANSWERS_NAME) if result else ():  # of before a longer run
             if (old := run_dir / name).exists():
                 old.rename(unused_name(old.with_stem(f"{old.stem}_{result['checkpoint']}"), ASIDE_ENDING))
                 log(f"{old.name} of {result['checkpoint']} is kept under another name")
@@ -161,7 +164,7 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
     tuned = facts_of(config, examples)
     rows = [("examples", f"{examples.train.num_examples:,}, {count_text(learned)} learned tokens")]
     if "test" in splits and f"test_{metric}" in found:
-        value, number = found[f"test_{metric}"], splits["test"].num_examples
+        value, number = found[f"test_{metric}"], found["test_examples"]
         low, high = found.get(f"test_{metric}_interval") or (None, None)
         test = MetricResult(value, low, high, number, found["checkpoint"])
         interval = "" if low is None else f"95 % {low:.4f} to {high:.4f}, "

@@ -139,6 +139,8 @@ def test(plan: RunPlan, folder: Path) -> None:
     found: dict[str, Any] = {
         "checkpoint": folder.name,
         "step": checkpoint.read_state(folder).step,
+        "test_examples": files.splits["test"].num_examples,
+        "test_sha256": files.splits["test"].sha256,
         "test_loss": loss.line["valid_loss"],
         "test_learned_tokens": loss.line["valid_tokens"],
     }

@@ -27,11 +27,13 @@ def tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def test(plan: RunPlan, work: str, folder: str) -> int:
         names.append(Path(folder).name)
         result = {"checkpoint": names[-1], "metric": plan.resolved.metric}  # type: ignore[attr-defined]
+        result["test_sha256"] = examples.splits["test"].sha256
         (plan.run_dir / "test_result.json").write_text(json.dumps(result), encoding="utf-8")
         (plan.run_dir / "test_answers.jsonl").write_text(names[-1], encoding="utf-8")
         return 0
 
-    examples = SimpleNamespace(splits={"test": SimpleNamespace(num_examples=3)}, data_format="source_target")
+    split = SimpleNamespace(num_examples=3, sha256="first")
+    examples = SimpleNamespace(splits={"test": split}, data_format="source_target")
     monkeypatch.setattr(task, "spawn", test)
     monkeypatch.setattr(task, "ExampleFiles", SimpleNamespace(read=lambda prefix: examples))
     monkeypatch.setattr(task, "_record", lambda *_: [])
@@ -61,6 +63,15 @@ def test_it_is_the_best_once_and_an_earlier_result_is_kept(tmp_path: Path, teste
     assert (tmp_path / "test_answers.jsonl").read_text(encoding="utf-8") == "global_step20"
 
 
+def test_other_test_examples_are_tested_with_the_same_checkpoint(tmp_path: Path, tested: list[str]) -> None:
+    """A result never becomes that of examples which were not read."""
+    run(tmp_path, newest=10)
+    task.ExampleFiles.read("").splits["test"].sha256 = "second"  # type: ignore[misc]
+    run(tmp_path, newest=20, best=10)
+    run(tmp_path, newest=30, best=10)
+    assert tested == ["global_step10", "global_step10"]
+
+
 MIXED = ["bad", "good", "good"]
 
 
@@ -85,7 +96,7 @@ def test_a_result_that_beats_nothing_is_a_warning(
     splits: Any = {name: SplitFiles(Path("p"), texts, SplitCounts(kept=3), "") for name in names}
     examples = ExampleFiles(splits, "text_label", "{input}", ["bad", "good"], None, [2])
     if test is not None:
-        result = {"test_accuracy": test, "checkpoint": "global_step5"}
+        result = {"test_accuracy": test, "checkpoint": "global_step5", "test_examples": 7}
         (tmp_path / "test_result.json").write_text(json.dumps(result), encoding="utf-8")
     measured = {} if best is None else {"first_valid_accuracy": first, "best_selection_loss": -best}
     newest = saved(tmp_path, 5, facts=measured)
@@ -97,6 +108,7 @@ def test_a_result_that_beats_nothing_is_a_warning(
         plan.resolved, plan.reasons = config, {"epochs": "", "global_batch_size": "", "lr": ""}
         plan.reasons.pop(written, None)
         rows = task._record(cast(RunPlan, plan), config, examples, newest)
+        assert test is None or "7 examples)" in dict(rows)["test"], "those of the test, whatever the split has now"
         warnings = [text for name, text in rows if name == "warning"]
         assert len(warnings) == bool(rivals)
         assert not rivals or all(each in warnings[0] for each in [*rivals, remedy])
