@@ -281,6 +281,17 @@ def test_another_cleaning_leaves_nothing_of_the_one_before(
     assert " 00001.jsonl.zst, which no run of this step wrote" in capsys.readouterr().err
 
 
+def test_the_clean_text_below_its_corpus_is_not_cleaned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_texts(Path("all/a.jsonl"), [_text(seed) for seed in range(3)])
+    settings = typed("input=[all]", "report_only=false", "evaluation_data=[]", "output_dir=all/clean")
+    for options, told in (([], "clean: done, "), ([], "done already"), (["--redo"], "clean: done, ")):
+        assert clean_corpus.main(["--config", "/dev/null", *settings, *options]) == 0
+        assert told in capsys.readouterr().out
+
+
 def test_rules_for_single_documents(made: dict[str, list[str]]) -> None:
     write_texts(
         Path("first.jsonl"),

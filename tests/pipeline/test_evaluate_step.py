@@ -69,5 +69,8 @@ def test_the_same_files_are_done_wherever_they_lie_but_not_as_other_texts(root: 
     assert moved.returncode == 0 and "done already" in moved.stdout, moved.stderr
     one = run("moved.tsv", "two")
     assert one.returncode == 2 and "texts[1]" in one.stderr
+    for told in ("evaluate: done\n", "done already"):
+        inside = run("moved.tsv", "two", "two/results")
+        assert inside.returncode == 0 and told in inside.stdout, inside.stdout + inside.stderr
     bad = run("bad.tsv", "two", "bad")
     assert bad.returncode == 2 and "bits per byte" not in bad.stdout and "bad.tsv" in bad.stderr

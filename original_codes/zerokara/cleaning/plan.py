@@ -98,7 +98,8 @@ def make_plan(config: CleanConfig) -> Plan:
 
     Raises UserError if there are none, or evaluation data is in the corpus.
     """
-    files, where = find_files(config.input, config.where("input")), config.where("evaluation_data")
+    files = find_files(config.input, config.where("input"), outputs=[Path(config.output_dir, "text")])
+    where = config.where("evaluation_data")
     found: dict[str, InputFile] = {}
     for entry in config.evaluation_data if config.evaluation_overlap else ():
         if not entry.endswith(".yaml"):

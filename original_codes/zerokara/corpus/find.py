@@ -17,7 +17,7 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -44,7 +44,12 @@ _ABOUT = re.compile(
 """Names of files about a dataset, a model or a program, and of those that our steps write."""
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
 _REPEATED = "another name of what is included already"
-LeftOut = defaultdict[str, set[str]]
+
+
+class LeftOut(defaultdict[str, set[str]]):
+    """Names of what does not belong to the corpus, by the reason; `outputs` are real paths of what the step writes."""
+
+    outputs: Set[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -118,12 +123,16 @@ class FoundFiles(list[InputFile]):
     left_out: dict[str, list[str]]
 
 
-def find_files(entries: Sequence[str], where: str | Sequence[str], formats: Formats = CORPUS) -> FoundFiles:
+def find_files(
+    entries: Sequence[str], where: str | Sequence[str], formats: Formats = CORPUS, outputs: Iterable[Path] = ()
+) -> FoundFiles:
     """Find the files of every entry, in corpus order; `where` is the place of all in the configuration, or of each.
+    The files and folders `outputs`, which the step writes, are no corpus where an entry leads to them.
 
     Raises UserError for an entry without a file, an unknown format, a file named twice, and a corpus without a byte.
     """
     faults, files, first_entry, left_out = list[Fault](), FoundFiles(), dict[str, str](), LeftOut(set)
+    left_out.outputs = {*map(os.path.realpath, outputs)}
     places = [where] * (len(entries) or 1) if isinstance(where, str) else where
     for source, entry in enumerate(entries):
         for line, place in _lines_of(entry, places[source], faults):
@@ -222,6 +231,9 @@ def _files_of(entry: str, where: str, source: int, formats: Formats, left_out: L
 
 def _is_corpus(path: str, entry: str, formats: Formats | None, left_out: LeftOut) -> bool:
     """True if a file that an entry leads to, or without `formats` a folder, belongs to the corpus; else note it."""
+    if left_out.outputs and path != entry and os.path.realpath(path) in left_out.outputs:
+        left_out["written by this step"].add(path)
+        return False
     parts, names = path.split("/"), entry.split("/")
     for number, part in enumerate(parts, 1):
         if _AT_WORK.fullmatch(part) and not any(each[:1] == part[0] and fnmatchcase(part, each) for each in names):

@@ -120,9 +120,10 @@ def _find(config: FinetuneRunConfig) -> dict[Split, list[InputFile]]:
     """Find the files of each split; no entry may name nothing or an output, no two splits the same file."""
     found, faults, used = dict[Split, list[InputFile]](), list[Fault](), dict[Path, Split]()
     written = ExamplePaths(config.output_prefix).written
+    outputs = [*written, Path(config.output_model_dir)]
     for split in SPLITS:
         key, entries = f"{split}_data", getattr(config, f"{split}_data")
-        found[split] = find_files(entries, config.where(key), TABLES) if entries else []
+        found[split] = find_files(entries, config.where(key), TABLES, outputs) if entries else []
         for file in found[split]:
             path = file.path.resolve()
             if file.remote is None and any(map(path.samefile, filter(Path.exists, written))):

@@ -36,7 +36,8 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     folder = Path(config.output_dir)
     names = ("results.json", "report.html", "manifest.json")
     results_path, page_path, manifest_path = written = [folder / name for name in names]
-    files = find_files(config.texts, config.where("texts")) if config.texts else []
+    outputs = [*written, folder / "cache"]
+    files = find_files(config.texts, config.where("texts"), outputs=outputs) if config.texts else []
     task_files = inputs.find_task_files(config)
     faults = [fault for name in config.models if (fault := inputs.check_folder(Path(name)))]
     if not config.texts and not config.tasks:

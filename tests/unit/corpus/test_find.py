@@ -43,6 +43,20 @@ def test_a_folder_gives_its_corpus_files_sorted_and_below(here: Path) -> None:
     assert names(".") == ["a.txt", "b.jsonl", "sub/c.JSON.gz"] and names("*.json*") == ["b.jsonl"]
 
 
+def test_what_a_step_writes_is_not_found_in_a_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By whatever name; but what an entry spells out is, so that the step can refuse it."""
+    write(here, "a.jsonl", "x_train_examples.jsonl", "out/text/0.jsonl", "deep/b.jsonl")
+    (here / "link").symlink_to("out")
+    outputs = [Path("x_train_examples.jsonl").absolute(), Path("out/text")]
+
+    def left(*entries: str) -> list[str]:
+        return [file.name for file in find_files(entries, "", outputs=outputs)]
+
+    assert left(".") == ["a.jsonl", "deep/b.jsonl"] and left("*.jsonl") == ["a.jsonl"]
+    assert "out/text, x_train_examples.jsonl: left out, written by this step" in capsys.readouterr().out
+    assert left("x_train_examples.jsonl", "out/text") == ["x_train_examples.jsonl", "out/text/0.jsonl"]
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "compression"),
     [

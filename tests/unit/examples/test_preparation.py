@@ -378,6 +378,10 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, encoder: Encoder, capsys
     with pytest.raises(UserError, match="train_data"):
         prepared(tmp_path, encoder, PAIRS[1:])
     assert prepared(tmp_path, encoder, PAIRS[1:], redo=True).train.num_examples == 39
+    folder = {"train_data": [str(tmp_path)], "output_prefix": str(tmp_path / "x"), "valid_fraction": 0.25}
+    first = prepared(tmp_path, encoder, output_model_dir=str(tmp_path / "run"), **folder)
+    write_jsonl(tmp_path / "run" / "test_answers.jsonl", [{"reference": "a", "answer": "b"}])
+    assert prepared(tmp_path, encoder, output_model_dir=str(tmp_path / "run"), **folder) == first
     with pytest.raises(UserError, match="no manifest"):
         ExampleFiles.read(str(tmp_path / "nothing"))
 
