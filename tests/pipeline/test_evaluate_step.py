@@ -51,6 +51,15 @@ def test_two_models_side_by_side(root: Path, place: Path) -> None:
     assert again.returncode == 0 and "done already" in again.stdout and f"{values['bytes']:.4f}" in again.stdout
 
 
+def test_a_card_that_cannot_be_read_is_told_before_the_work(root: Path, place: Path) -> None:
+    card = place / "bytes" / "README.md"
+    card.write_text("---\nlicense: [mit\n---\n", encoding="utf-8")
+    refused = step(root, place, *typed("add_to_card=[bytes]", "output_dir=other"))
+    card.unlink()
+    assert refused.returncode == 2 and str(card.relative_to(place)) in refused.stderr
+    assert "Traceback" not in refused.stderr and not (place / "other").exists()
+
+
 def test_the_same_files_are_done_wherever_they_lie_but_not_as_other_texts(root: Path, place: Path) -> None:
     for name in ("a", "b"):
         write_texts(place / "two" / f"{name}.jsonl", [f"Text {name}."])

@@ -141,22 +141,37 @@ def _scale(points: Sequence[tuple[float | None, Interval | None]]) -> Callable[[
     return lambda value: round(100 * (value - low) / ((high - low) or 1.0), 2)
 
 
-def add_to_card(folder: Path, model: str, sections: Sequence[Section]) -> Path:
-    """Write the values of the model named `model` into the card in its folder, which is made if there is none.
-
-    In a folder of step 4 the manifest records the new README.md, so that step 6 still finds every file as it was made.
+def read_card(folder: Path) -> tuple[str, manifest.Manifest | None]:
+    """Return the text of the card in a folder, of an empty one if there is none, and the manifest of step 4 if any.
 
     Raises:
-        UserError: the card was changed since step 4 proved the folder; its change would be recorded as step 4's.
+        UserError: it cannot be read; or it was changed since step 4 proved the folder, as whose the change would count.
     """
+    import yaml
+    from huggingface_hub import ModelCard
+
     path, record_path = folder / CARD_NAME, folder / exported_folder.MANIFEST_NAME
     export = manifest.read(record_path) if exported_folder.is_export(folder) else None
     if export and not all(manifest.is_unchanged(each, record_path) for each in export.outputs["card"]):
         rule = "has changed since the export was proved"
         raise UserError(Fault(str(path), rule, remedy="run step 4 again with --redo, then add the results"))
-    text = with_results(path.read_text(encoding="utf-8") if path.is_file() else "---\n{}\n---\n", model, sections)
-    write_file(path, text)
+    try:
+        ModelCard(text := path.read_text(encoding="utf-8") if path.is_file() else "---\n{}\n---\n")
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        rule = f"is no UTF-8 text with YAML between two lines ---: {' '.join(str(error).split())}"
+        raise UserError(Fault(str(path), rule, remedy="repair it, or take its folder out of add_to_card")) from error
+    return text, export
+
+
+def add_to_card(folder: Path, model: str, sections: Sequence[Section]) -> Path:
+    """Write the values of the model named `model` into the card in its folder, which is made if there is none.
+
+    In a folder of step 4 the manifest records the new README.md, so that step 6 still finds every file as it was made.
+    """
+    path, (text, export) = folder / CARD_NAME, read_card(folder)
+    write_file(path, with_results(text, model, sections))
     if export:
+        record_path = folder / exported_folder.MANIFEST_NAME
         key = manifest.file_key(path)
         card = manifest.FileRecord(CARD_NAME, key.bytes, manifest.sha256_of(path), key.modified_ns)
         write_json(record_path, asdict(replace(export, outputs={**export.outputs, "card": [card]})))

@@ -17,7 +17,7 @@ from zerokara.base.progress import bytes_text, log, plural, seconds_text, summar
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus.find import find_files, for_manifest
 from zerokara.evaluation import inputs
-from zerokara.evaluation.results import add_to_card, page, table
+from zerokara.evaluation.results import add_to_card, page, read_card, table
 from zerokara.evaluation.scoring import LEVEL
 from zerokara.evaluation.tasks import expected_seconds, measure_tasks
 from zerokara.steps import command, preflight
@@ -61,6 +61,8 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         print("\n".join(done.facts["table"]))
         return
     preflight.check(config, preflight.Outputs("output_dir", written, work.step), texts=files)
+    for name in config.add_to_card:  # what is wrong with a card is told before the work
+        read_card(Path(name))
     size = bytes_text(sum(file.bytes for file in files))
     on = f"{plural(len(files), 'file')} ({size}) and {plural(len(task_files), 'task')}"
     log(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")
@@ -86,14 +88,14 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     for section in chain(of_texts, of_tasks):
         log("\n".join(table(section)))
         sections.append(section)
-    rows = [("results", str(results_path)), ("page", str(page_path))]
-    for model in models:
-        if model.folder in map(Path, config.add_to_card):
-            rows.append(("model card", str(add_to_card(model.folder, model.name, sections))))
     named = [{"name": model.name, "type": model.config.model_type, "sha256": model.content} for model in models]
     results = {"models": named, "interval_level": LEVEL, "sections": [section.as_json() for section in sections]}
     write_json(results_path, results)
     write_file(page_path, page(sections))
+    rows = [("results", str(results_path)), ("page", str(page_path))]
+    for model in models:
+        if model.folder in map(Path, config.add_to_card):
+            rows.append(("model card", str(add_to_card(model.folder, model.name, sections))))
     facts = {"table": [line for section in sections for line in table(section)]}
     hashes = {key: value for model in models for key, value in model.hashes.items()}
     seconds = time.monotonic() - started

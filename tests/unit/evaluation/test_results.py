@@ -7,6 +7,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from configs import fault_of
 from huggingface_hub import ModelCard
 
 from zerokara.base import manifest
@@ -94,6 +95,17 @@ def test_an_export_stays_as_it_was_proved_but_for_the_record_of_its_card(tmp_pat
     with pytest.raises(UserError, match="changed since the export was proved"):
         results.add_to_card(tmp_path, "first", [SECTION])
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == CARD + "Mine.\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"---\nlicense: [mit\n---\n", b"---\nlicense: mit\n---\nRom\xe2n\n", b"---\n- a\n---\n", b"---\n1: a\n---\n",
+     b"---\nmodel-index: [{name: a}]\n---\n"],
+)  # fmt: skip
+def test_a_card_that_cannot_be_read_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "README.md").write_bytes(content)
+    fault = fault_of(results.read_card, tmp_path)
+    assert fault.where == str(tmp_path / "README.md") and "add_to_card" in fault.remedy and "\n" not in fault.rule
 
 
 def test_a_folder_without_a_card_gets_one(tmp_path: Path) -> None:
