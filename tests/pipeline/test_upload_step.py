@@ -26,7 +26,7 @@ def hub() -> Iterator[Any]:
         yield running
 
 
-SETTINGS = {"test_prompt_text": "auto", "language": ["ro"], "license": "apache-2.0"}
+SETTINGS = {"test_prompt_text": "auto", "language": ["ro"], "license": "apache-2.0", "huggingface_name": NAME}
 
 
 def export_folder(folder: Path, config: str = "{}\n") -> None:
@@ -107,7 +107,8 @@ def test_a_dry_run_lists_files_and_bytes_without_network_or_token(user: User, hu
     assert following[2:4] == ["--config", "convert.yaml"] and f"huggingface_name={NAME}" in following
     unnamed = user.run("--dry-run", "--set", "huggingface_name=''", token=None)
     assert unnamed.returncode == 0 and "9,000 bytes" in unnamed.stdout, unnamed.stderr
-    assert "huggingface_name: user/name into convert.yaml" in unnamed.stdout.splitlines()[-1]
+    last = unnamed.stdout.splitlines()[-1]
+    assert "huggingface_name: user/name into convert.yaml" in last and "4_convert_to_HF.sh --redo" in last
     assert hub.requests == []
 
 
@@ -116,6 +117,8 @@ def test_what_the_card_does_not_say_is_told(user: User) -> None:
     assert "the card" not in as_exported.stdout.replace("the card's samples", "")
     other = user.run("--dry-run", "--set", "license=mit", token=None).stdout
     assert 'the card says license: "apache-2.0", not "mit"' in other and 'language: ["ro"], not []' in other
+    renamed = user.run("--dry-run", "--set", "language=[ro]", "--set", "huggingface_name=ada/second", token=None).stdout
+    assert f'the card says huggingface_name: "{NAME}", not "ada/second"' in renamed
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     if made.settings.get("test_prompt_text") == "auto" and (samples := made.facts["samples"]):
         prompts = ", ".join(json.dumps(sample["prompt"], ensure_ascii=False) for sample in samples)
         log(f"  the card's samples continue {prompts}: if that quotes text of yours, set test_prompt_text, then step 4")
-    for key, now in config.model_dump(mode="json", include={"language", "license"}).items():
+    for key, now in config.model_dump(mode="json", include={"huggingface_name", "language", "license"}).items():
         if (was := made.settings.get(key, now)) != now:
             log(f"  the card says {key}: {json.dumps(was)}, not {json.dumps(now)}: step 4 with --redo writes it anew")
         elif not now:
@@ -47,7 +47,8 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
         for record in files:
             print(f"  {record.bytes:>15,} bytes  {record.path}")
         print(f"dry run: nothing was sent; an upload would send {total:,} bytes in {len(files)} files")
-        named = "" if name else f"write huggingface_name: user/name into {options.config_path}, then "
+        anew = command.next_command("4_convert_to_HF.sh", options, config, flags=["--redo"])  # the card names it, too
+        named = "" if name else f"write huggingface_name: user/name into {options.config_path}, then {anew}, then "
         print(f"next: {named}{command.next_command('6_upload.py', options, config)}")
         return
     done = hub.upload(folder, files, name, private=config.private, replace=options.redo)
