@@ -5,6 +5,7 @@ that are written out: a tag (``!!python/object``) could make an object, and a fe
 """
 
 import difflib
+import os
 import re
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -34,6 +35,12 @@ FILES: dict[str, type[Settings]] = {
     "config.yaml": PretrainConfig,
 }
 """Settings of each file. A set in `model_configs/` has a prefix before the name; the last ends all the others."""
+_PATHS = {
+    "add_to_card", "base_tokenizer", "chat_template", "compare_with", "deepspeed_template", "evaluation_data",
+    "init_from", "input_model_dir", "input_tokenizer_file", "models", "output_dir", "output_model_dir", "output_prefix",
+    "output_tokenizer_and_model_dir", "teachers",
+}  # fmt: skip
+"""Settings in which ``~`` is the home folder, as in a shell; entries of the corpus are expanded by `corpus.find`."""
 RESOLVED_NAME = "config_resolved.yaml"  # in a run folder: all settings of its newest start
 GONE = {"resize_vocabulary", "embedding_tokens", "max_hours_per_start"}
 """Settings that runs of earlier versions have recorded, and that nothing reads any more."""
@@ -72,6 +79,7 @@ def load(
         values = {key: value for key, value in values.items() if key not in GONE}
     in_file = dict(values)
     origin = Origin(str(path), lines, frozenset(_apply(overrides, values, faults)), in_file)
+    values = {key: _at_home(value) if key in _PATHS else value for key, value in values.items()}
     wrong: set[str] = set()
     try:
         config = config_class(**values)
@@ -222,6 +230,12 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
         except YAMLError as error:
             faults.append(Fault("--set", f"is not a YAML value ({_problem(error)})", key, shown(value), _SYNTAX))
     return overridden
+
+
+def _at_home(value: Any) -> Any:
+    if isinstance(value, list):
+        return [*map(_at_home, value)]
+    return os.path.expanduser(value) if isinstance(value, str) else value
 
 
 def _check_is_the_file(path: str | Path, keys: Set[str], config_class: type[Settings]) -> None:

@@ -40,6 +40,26 @@ def test_every_fault_is_reported_at_once_in_the_order_of_the_file(tmp_path: Path
     )
 
 
+def test_the_home_folder_is_what_a_shell_takes_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every setting that is a path by its name or default; entries of a corpus are expanded where they are read."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    home = f"{tmp_path}/a"
+    corpus = re.compile("input|input_jsonl|texts|check_corpus|pretraining_data|(train|valid|test)_data|prompt_template")
+    for config_class in FILES.values():
+        for key, value in config_class():
+            first = value[0] if isinstance(value, tuple) and value else value
+            is_path = key in ("compare_with", "teachers") or (isinstance(first, str) and "/" in first)
+            is_path |= isinstance(value, str) and re.search("_(dir|file|prefix|template|tokenizer)$", key) is not None
+            if is_path and not corpus.fullmatch(key):
+                is_list = isinstance(value, tuple)
+                given = loaded(tmp_path, f"{key}: {'[~/a, b]' if is_list else '~/a'}\n", of=config_class)
+                assert getattr(given, key) == ((home, "b") if is_list else home), key
+    assert loaded(tmp_path, "prompt_template: ~/{input}\n", of=FinetuneConfig).prompt_template == "~/{input}"
+    assert loaded(tmp_path, "", "output_prefix=~/a").output_prefix == home
+    cards = loaded(tmp_path, "models: ~/a\nadd_to_card: ['~/a']\n", of=FILES["evaluate_config.yaml"])
+    assert cards.add_to_card == cards.models == (home,)
+
+
 def test_labels_are_the_texts_that_are_written_whatever_yaml_would_read(tmp_path: Path) -> None:
     text = "label_words: {true: a, False: b, 7: c, 2.0: d, no: e, 01: f, 010: g, '3': h, null: i, 1_0: j, 0x10: k}\n"
     words = loaded(tmp_path, text, of=FinetuneConfig).label_words
