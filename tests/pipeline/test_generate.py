@@ -56,8 +56,10 @@ def expected(folder: Path, ids: list[int], tokens: int = TOKENS, **settings: obj
     return str(tokenizer.decode(made[0, len(ids) :], skip_special_tokens=True))
 
 
-def test_a_prompt_that_is_no_text_is_refused(run: Run) -> None:
+def test_a_prompt_that_is_no_text_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "error: the prompt: '\\udcff': must be UTF-8" in run("a\udcff", code=2)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
+    assert "error: the prompt: '\\udce9': must be UTF-8" in run(code=2)
 
 
 def test_a_text_is_continued(exported: Path, run: Run) -> None:

@@ -7,6 +7,7 @@ The export's generation_config.json says where a text ends and how tokens are dr
 --set output_tokenizer_and_model_dir=FOLDER
 """
 
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -78,6 +79,8 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
 
 def _typed(asked: str) -> Iterator[str]:
     """Lines from the keyboard or a file, until an empty one."""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # what is no UTF-8 is told with the prompt
+        sys.stdin.reconfigure(errors="surrogateescape")
     with suppress(EOFError):
         while line := input(asked if sys.stdin.isatty() else ""):
             yield line
