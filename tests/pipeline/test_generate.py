@@ -130,7 +130,6 @@ def test_a_long_prompt_is_read_as_a_whole_or_what_is_left_out_is_told(exported: 
 def test_what_cannot_be_used_is_refused(run: Run, tmp_path: Path) -> None:
     error = run(PROMPT, code=2, folder=tmp_path / "none")
     assert "output_tokenizer_and_model_dir" in error and "there is no such folder" in error and "step 4" in error
-    with pytest.raises(SystemExit):
-        run(PROMPT, "--temperature", "-1")
-    with pytest.raises(SystemExit):
-        run(PROMPT, "--redo")
+    for option in ("--temperature=-1", "--redo", "--tokens=0.5", f"--seed={2**63}", "--seed=-1"):
+        with pytest.raises(SystemExit):
+            run(PROMPT, option)

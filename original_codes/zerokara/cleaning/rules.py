@@ -8,6 +8,7 @@ import unicodedata
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from itertools import islice, product
 from typing import Any, get_args
 
 import ftfy
@@ -34,6 +35,8 @@ _PERSONAL = {
 }
 _OF_SPACED_WORDS = ("gopher_below_avg_threshold", "gopher_below_alpha_threshold")
 """Thresholds on the lengths and the letters of words, which characters of scripts without spaces break."""
+_GOOD = " ".join(map("".join, islice(product("bdfgk", "aeiou", "lmnr", "aeiou"), 60))) + "."
+"""A text that no filter drops, so that it is compared with every threshold."""
 _DAMAGED = 0.002
 """Share of damaged characters from which the report counts a document; two or three in a page."""
 
@@ -85,16 +88,17 @@ def _filter(name: str, thresholds: Mapping[str, Any]) -> Callable[[str], str]:
 
 
 def check_rules(config: CleanConfig) -> None:
-    """Raise UserError for a language that the detector does not know, or a threshold that a filter does not have."""
+    """Raise UserError for a language that the detector does not know, or a threshold that a filter cannot use."""
     known = {str(each["lang"]) for each in detect("", model="lite", k=1000, threshold=-1.0)}
     if unknown := [each for each in config.languages if each not in known]:
         rule = f"names {unknown[0]}, which the detector does not know"
         raise UserError(config.fault("languages", rule, f"there are {', '.join(sorted(known))}"))
     for name, thresholds in config.filters.items():
-        try:
-            _filter(name, thresholds)
-        except TypeError as error:
-            raise UserError(config.fault("filters", f"{name} has no such threshold: {error}")) from None
+        for key, value in thresholds.items():
+            try:
+                _filter(name, {key: value})(_GOOD)
+            except (TypeError, ValueError, AttributeError) as error:
+                raise UserError(config.fault("filters", f"{name} takes no {key} of {value!r}: {error}")) from None
 
 
 class Judge:

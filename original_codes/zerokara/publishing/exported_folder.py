@@ -60,11 +60,11 @@ def check_place(settings: "ConvertSettings", source: "CheckpointSource") -> None
         remedy = "it can only be trained and evaluated here; for a model to export, train architecture: switch or t5"
         raise UserError(Fault(str(source.folder), rule, remedy=remedy))
     folder = Path(settings.output_tokenizer_and_model_dir)
-    inside = {source.run_dir.resolve(), *source.run_dir.resolve().parents}
-    if folder.resolve() in inside:
+    real, inside = folder.resolve(), {source.run_dir.resolve(), *source.run_dir.resolve().parents}
+    if real in inside:
         raise UserError(settings.fault(_KEY, f"holds the run {source.run_dir} itself", "choose another folder"))
-    if folder.is_mount():
-        rule = "is a mount point, which cannot be replaced"
+    if real.is_mount() or real == Path.cwd():
+        rule = f"is {'a mount point' if real.is_mount() else 'the current folder'}, which cannot be replaced"
         raise UserError(settings.fault(_KEY, rule, f"name a folder in it, {folder}/hf"))
     if not is_export(folder) and folder.exists() and any(folder.iterdir()):
         rule = "holds files that step 4 did not write, and would replace"

@@ -64,13 +64,14 @@ class Options:
     resume_command: str = "the same command"  # resumes this one
 
 
-def _positive(kind: type[int] | type[float], or_zero: bool = False) -> Callable[[str], float]:
+def _positive(kind: Callable[[str], float], or_zero: bool = False, below: float = math.inf) -> Callable[[str], float]:
     """Return a parser of numbers above 0."""
+    high = "finite" if below == math.inf else f"below {below}"
 
     def number(text: str) -> float:
-        value = kind(text)
-        if not 0 < value < math.inf and not (or_zero and value == 0):
-            raise argparse.ArgumentTypeError(f"{text}: must be above 0 and finite{', or 0' * or_zero}")
+        value, low = kind(text), "above 0" if kind is float else "at least 1"
+        if not 0 < value < below and not (or_zero and value == 0):
+            raise argparse.ArgumentTypeError(f"{text}: must be {low} and {high}{', or 0' * or_zero}")
         return value
 
     return number
@@ -88,9 +89,9 @@ _FLAGS: dict[str, dict[str, Any]] = {
     **{name: {"action": "store_true"} for name in ("redo", "dry_run", "write", "verbose")},
     "prompt": {"nargs": "?"},
     "temperature": {"type": _positive(float, or_zero=True), "metavar": "T"},
-    "seed": {"type": int, "metavar": "N"},
+    "seed": {"type": _positive(int, or_zero=True, below=2**63), "metavar": "N"},
     "hours": {"type": _positive(float), "metavar": "H"},
-    "tokens": {"type": _positive(float), "metavar": "N"},
+    "tokens": {"type": _positive(lambda text: float(text) // 1), "metavar": "N"},  # 1e9; not half a token
     "fit": {"type": _positive(float), "nargs": "?", "const": FIT_MINUTES, "metavar": "MINUTES"},
     "models": {"type": _positive(int), "metavar": "K"},
     "verify_resume": {"type": _positive(int), "nargs": "?", "const": 3, "metavar": "N"},

@@ -72,7 +72,7 @@ def of_run(config: ScheduleSettings) -> Outputs:
 
 def of_export(config: ConvertSettings) -> Outputs:
     """Step 4, which makes a folder beside an existing one and replaces it."""
-    folder = Path(config.output_tokenizer_and_model_dir)
+    folder = Path(config.output_tokenizer_and_model_dir).absolute()  # "." has no name
     beside = folder.with_name(folder.name + PARTIAL_SUFFIX)
     return Outputs("output_tokenizer_and_model_dir", [beside / "manifest.json", folder / "manifest.json"])
 

@@ -70,6 +70,11 @@ def test_labels_are_the_texts_that_are_written_whatever_yaml_would_read(tmp_path
     assert fault.key == "label_words.1" and "twice" in fault.rule
 
 
+def test_a_seed_is_one_that_torch_takes(tmp_path: Path) -> None:
+    (fault,) = faults_of(tmp_path, f"seed: {2**63}\n")
+    assert (fault.where, fault.key) == (":1", "seed")
+
+
 def test_tensor_parallelism_divides_what_it_shards(tmp_path: Path) -> None:
     layers = "hidden_size: 96\nnum_attn_heads: 8\nnum_kv_heads: 2\nffn_hidden_size: 100\n"
     (fault,) = faults_of(tmp_path, layers + "tensor_parallel_size: 8\n")

@@ -92,7 +92,7 @@ def test_each_file_that_a_step_leaves_is_asked_for(tmp_path: Path) -> None:
     assert faults_at("output_prefix", tmp_path / ("n" * 215)), "its files' names are longer"
 
 
-def test_an_export_takes_the_place_of_a_folder_but_of_no_file(tmp_path: Path) -> None:
+def test_an_export_takes_the_place_of_a_folder_but_of_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "output_tokenizer_and_model_dir"
     (tmp_path / "file").touch()
     assert faults_at(key, tmp_path) == faults_at(key, tmp_path / "new" / "newer") == []
@@ -100,8 +100,12 @@ def test_an_export_takes_the_place_of_a_folder_but_of_no_file(tmp_path: Path) ->
     assert faults_at(key, "/proc"), "a mount point"
     shape = SimpleNamespace(architecture="llama", traits=ARCHITECTURES["llama"])
     source: Any = SimpleNamespace(run_dir=tmp_path / "run", shape=shape)
-    with pytest.raises(UserError, match="mount point"):
-        exported_folder.check_place(ConvertConfig(output_tokenizer_and_model_dir="/proc"), source)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert faults_at(key, ".") == []
+    for place, reason in (("/proc", "a mount point"), (".", "the current folder"), ("../here", "the current folder")):
+        with pytest.raises(UserError, match=f"is {reason}, which cannot be replaced"):
+            exported_folder.check_place(ConvertConfig(output_tokenizer_and_model_dir=str(place)), source)
 
 
 @pytest.mark.parametrize(
