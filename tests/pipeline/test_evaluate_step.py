@@ -49,6 +49,13 @@ def test_two_models_side_by_side(root: Path, place: Path) -> None:
     assert result.metric_value == round(values["prefix"], 4) and not (place / "bytes" / "README.md").exists()
     again = step(root, place)
     assert again.returncode == 0 and "done already" in again.stdout and f"{values['bytes']:.4f}" in again.stdout
+    card = place / "prefix" / "README.md"
+    whole = card.read_bytes()
+    card.write_text("---\nlicense: mit\n---\n", encoding="utf-8")  # as step 4 writes it anew
+    mended = step(root, place)
+    assert mended.returncode == 0 and "done already" not in mended.stdout, mended.stderr
+    assert b"license: mit" in card.read_bytes() and whole.split(b"model-index:")[1] in card.read_bytes()
+    assert "done already" in step(root, place).stdout
 
 
 def test_a_card_that_cannot_be_read_is_told_before_the_work(root: Path, place: Path) -> None:

@@ -93,14 +93,15 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     write_json(results_path, results)
     write_file(page_path, page(sections))
     rows = [("results", str(results_path)), ("page", str(page_path))]
-    for model in models:
-        if model.folder in map(Path, config.add_to_card):
-            rows.append(("model card", str(add_to_card(model.folder, model.name, sections))))
+    described = [model for model in models if model.folder in map(Path, config.add_to_card)]
+    cards = [add_to_card(model.folder, model.name, sections) for model in described]
     facts = {"table": [line for section in sections for line in table(section)]}
     hashes = {key: value for model in models for key, value in model.hashes.items()}
     seconds = time.monotonic() - started
-    manifest.write(manifest_path, work, {"results": [results_path, page_path]}, facts, seconds, hashes)
-    summary("step 8 evaluate: done", [*rows, ("time", seconds_text(seconds))])
+    made: manifest.Paths = {"results": written[:2], "cards": cards}  # a card that step 4 writes anew lacks the results
+    manifest.write(manifest_path, work, made, facts, seconds, hashes)
+    rows += [*(("model card", str(path)) for path in cards), ("time", seconds_text(seconds))]
+    summary("step 8 evaluate: done", rows)
 
 
 main = partial(command.run, "8_evaluate.py", evaluate, __doc__, redo=REDO_HELP)
