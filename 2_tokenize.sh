@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Step 2: raw text → token files. Settings: config.yaml; options: --help.
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+root="$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")"
 python="$root/.venv/bin/python"
 [[ -x "$python" ]] || python=python3
 export PYTHONPATH="$root/original_codes${PYTHONPATH:+:$PYTHONPATH}"

@@ -16,7 +16,8 @@
 # A step that is already done is skipped. A step that fails ends the pipeline with its exit code: 1 failed while running,
 # 2 the configuration or the input is wrong.
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+script="$(readlink -f "${BASH_SOURCE[0]}")"
+root="${script%/*}"
 cd "$root"
 
 ready_sets() { # the ready sets, one a line, as they are named on the command line
@@ -29,7 +30,7 @@ for argument in "$@"; do
         --redo) redo_from=1 ;;
         --redo=[1-4]) redo_from=${argument#--redo=} ;;
         --dry-run) dry_run=yes ;;
-        -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$script"; exit 0 ;;
         -*) echo "run_all: there is no option $argument; see ./run_all.sh --help" >&2 && exit 2 ;;
         *) others+=("$argument") && [[ -d $argument ]] && prefix=${argument%/}/ || prefix=${argument%_}_ ;;
     esac

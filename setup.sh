@@ -170,7 +170,7 @@ site_packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path(
 echo "../../../../original_codes" > "$site_packages/zerokara.pth"
 cat >.venv/bin/zerokara <<'END'
 #!/usr/bin/env bash
-exec "$(dirname "${BASH_SOURCE[0]}")/python" -P -m zerokara.steps "$@"
+exec "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/python" -P -m zerokara.steps "$@"
 END
 chmod +x .venv/bin/zerokara
 .venv/bin/zerokara --version >/dev/null

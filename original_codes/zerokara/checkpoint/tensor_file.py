@@ -20,6 +20,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -56,7 +57,8 @@ class TensorWriter:
     def __enter__(self) -> TensorWriter:
         # Unbuffered: a full disk must be reported by the write, not when the file is closed.
         self._file = open(self._path, "wb", buffering=0)
-        os.fchmod(self._file.fileno(), self._path.parent.stat().st_mode & 0o666)
+        with suppress(OSError):  # a file system without permissions
+            os.fchmod(self._file.fileno(), self._path.parent.stat().st_mode & 0o666)
         self._put(memoryview(header(self._shapes, self._dtype)))
         return self
 

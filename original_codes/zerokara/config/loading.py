@@ -8,6 +8,7 @@ import difflib
 import os
 import re
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -227,9 +228,19 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], faults: list[Fault]
             # The shell takes the quotes of --set init_from='': nothing is the empty text, as '' in the file.
             values[key] = read_value(value) if value.strip() else ""
             overridden.add(key)
+            if (comment := re.search(r"\s#", value)) and _means(value[: comment.start()], values[key]):
+                rule, remedy = "is a YAML comment from # on", f'put the value in quotes: {key}="{value}"'
+                faults.append(Fault("--set", rule, key, value, remedy))
         except YAMLError as error:
             faults.append(Fault("--set", f"is not a YAML value ({_problem(error)})", key, shown(value), _SYNTAX))
     return overridden
+
+
+def _means(text: str, value: Any) -> bool:
+    """Tell whether a YAML text has this value."""
+    with suppress(YAMLError):
+        return bool(read_value(text) == value)
+    return False
 
 
 def _at_home(value: Any) -> Any:

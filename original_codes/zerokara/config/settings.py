@@ -49,8 +49,8 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else as_tuple(value)
 
 
-PositiveInt = Annotated[int, BeforeValidator(whole), Field(gt=0)]
-NaturalInt = Annotated[int, BeforeValidator(whole), Field(ge=0)]
+PositiveInt = Annotated[int, BeforeValidator(whole), Field(gt=0, lt=2**63)]  # JSON has no larger ones
+NaturalInt = Annotated[int, BeforeValidator(whole), Field(ge=0, lt=2**63)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NaturalFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

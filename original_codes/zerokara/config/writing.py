@@ -7,6 +7,7 @@ values: run it after a docstring or a field changed.
 import ast
 import inspect
 import io
+import json
 import re
 import sys
 import textwrap
@@ -29,6 +30,9 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 
 FIRST_HEADING = "First: what most people change"
+_MISREAD = re.compile('"[?]|[\x85\u2028\u2029]')
+"""What ruamel writes as it is, and reads as something else: a text that begins so, and the ends of lines of Unicode."""
+_LINE_ENDS = {0x85: "\\x85", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 def as_yaml(config: Settings) -> str:
@@ -97,12 +101,15 @@ def value_text(value: Any) -> str:
     """Return a value as a YAML file has it: a text in quotes where it would be read as something else."""
     if isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
         return "".join(f"\n  - {value_text(item)}" for item in value)  # a line for each mapping in a list
+    plain = value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
+    if _MISREAD.search(text := json.dumps(plain, ensure_ascii=False)):
+        return text.translate(_LINE_ENDS)  # JSON, which is YAML
     yaml = YAML(typ="rt")
     yaml.width = 2**31
     yaml.default_flow_style = True  # what can stand in {x: a} can stand anywhere
     stream = io.StringIO()
     # A bare scalar would be followed by an end mark.
-    yaml.dump({"x": value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value}, stream)
+    yaml.dump({"x": plain}, stream)
     return stream.getvalue().strip().removeprefix("{x: ").removesuffix("}")
 
 

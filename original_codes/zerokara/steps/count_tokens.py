@@ -22,10 +22,12 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     earlier = run_folder.look(config)
     plan = run_plan.make_plan(config, initial_settings=earlier.initial_settings if earlier else None)
     course, epoch_tokens = plan.schedule, lengths.samples_in(len(train.tokens)) * lengths.raw
-    train_tokens, epochs = round(config.epochs * epoch_tokens), f"{config.epochs:g} epochs of {epoch_tokens:,}"
+    by_epochs = plan.requested.model_copy(update={"train_tokens": "auto"})
+    samples = schedule.num_samples(by_epochs, *schedule.extent_of(plan.data.training))
+    train_tokens, epochs = round(samples * lengths.raw), f"{config.epochs:g} epochs of {epoch_tokens:,}"
     if config.is_mixture:
-        train_tokens, epochs = course.num_tokens, "as in the table above"
-        refuse(schedule.epochs_faults(config, plan.consumption.sources))
+        epochs = "epochs and stages together"
+        refuse(schedule.epochs_faults(plan.requested, plan.consumption.sources))
         log("\n".join(schedule.table_lines(plan.data.training, course, plan.consumption)))
     length = f"auto: {train_tokens:,} tokens, {epochs}"
     if config.train_tokens != "auto":
@@ -38,7 +40,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     of_sources = [(f"  {source['entry']}", source["train"]) for source in trained]
     rows = [
         ("train", _split_text(train, lengths)),
-        ("valid", _split_text(valid, lengths) if valid is not None else "none (valid_fraction is 0)"),
+        ("valid", _split_text(valid, lengths) if valid is not None else "none: step 2 held no document out"),
         *((name, f"{each['documents']:,} documents, {each['tokens']:,} training tokens") for name, each in of_sources),
         ("train_tokens", length),
         ("run", f"{steps}: {course.num_tokens:,} tokens, {course.epochs:.3f} epochs"),

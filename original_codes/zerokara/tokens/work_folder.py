@@ -103,7 +103,11 @@ def write_once(path: Path, content: Any) -> Any:
     proposed = unfinished_path(path)
     write_json(proposed, content)
     with suppress(FileExistsError):
-        os.link(proposed, path)
+        try:
+            os.link(proposed, path)
+        except (PermissionError, NotImplementedError):  # a file system without links
+            with open(path, "xb") as file:
+                file.write(proposed.read_bytes())
     proposed.unlink()
     return orjson.loads(path.read_bytes())
 

@@ -160,8 +160,8 @@ class Saver:
             elif self._disk_error:
                 raise RunError(
                     f"the checkpoint of step {self._step} could not be saved: {self._disk_error}. "
-                    f"{f'The newest checkpoint is {newest}' if newest else 'There is no checkpoint'}; free some space, "
-                    "and the next start resumes from it"
+                    f"{f'The newest checkpoint is {newest}' if newest else 'There is no checkpoint'}; mend the disk, "
+                    "or free some space, and the next start resumes from it"
                 )
             return ""
 

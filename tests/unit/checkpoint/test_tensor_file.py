@@ -1,12 +1,15 @@
 """The safetensors format, one tensor at a time: written as the library reads it, and read as it writes."""
 
+import errno
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from zerokara.base.durable import write_file
 from zerokara.checkpoint import tensor_file
 from zerokara.checkpoint.state import stored_tensors
 from zerokara.checkpoint.tensor_file import TensorWriter, header
@@ -73,3 +76,18 @@ def test_a_tensor_leaves_memory_with_its_last_user(tmp_path: Path) -> None:
     assert mapped() and float(part.sum()) == 9500
     del part
     assert not mapped()
+
+
+def test_a_disk_without_permissions_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount of Windows, of CIFS and the like refuses every chmod."""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchmod", refused)
+    with TensorWriter(tmp_path / "t", {"a": (2,)}, torch.float32) as writer:
+        writer.write("a", torch.ones(2))
+    for text in ("one", "another"):
+        write_file(tmp_path / "text", text)
+    assert (tmp_path / "text").read_text(encoding="utf-8") == "another"
+    assert torch.equal(load_file(tmp_path / "t")["a"], torch.ones(2))

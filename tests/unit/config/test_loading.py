@@ -275,3 +275,19 @@ def test_names_of_repositories_are_those_of_the_hub(tmp_path: Path, name: str) -
     validate_repo_id(loaded(tmp_path, "huggingface_name: my-team/ja_1.3B", of=ConvertConfig).huggingface_name)
     (fault,) = faults_of(tmp_path, f"huggingface_name: {name}", of=ConvertConfig)
     assert fault.key == "huggingface_name"
+
+
+def test_a_number_that_no_json_holds_is_refused(tmp_path: Path) -> None:
+    for given in ("seed=1e20", "keep_last=1e30", "log_interval=9223372036854775808"):
+        fault = fault_of(loaded, tmp_path, "", given)
+        assert fault.key == given.partition("=")[0] and "must be less than 922337203685477" in fault.rule
+    assert loaded(tmp_path, "", "seed=9223372036854775807").seed == 2**63 - 1
+
+
+def test_a_comment_on_the_command_line_is_no_part_of_the_value(tmp_path: Path) -> None:
+    """What stands behind " #" would be lost without a word."""
+    fault = fault_of(loaded, tmp_path, "", "output_model_dir=run #2")
+    assert fault.key == "output_model_dir" and "comment" in fault.rule and '"run #2"' in fault.remedy
+    assert loaded(tmp_path, "", 'output_model_dir="run #2"').output_model_dir == "run #2"
+    assert loaded(tmp_path, "", "output_model_dir=run#2").output_model_dir == "run#2"
+    assert loaded(tmp_path, "", "sample_prompts=['a # b', \"c #\"]").sample_prompts == ("a # b", "c #")

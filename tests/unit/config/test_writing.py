@@ -1,6 +1,7 @@
 """Configuration files that are written: by the program, and changed in the user's."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from configs import loaded
@@ -8,12 +9,12 @@ from configs import loaded
 from zerokara.base.errors import RunError, UserError
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.config.finetune_config import FinetuneConfig
-from zerokara.config.loading import FILES, load
+from zerokara.config.loading import FILES, load, read_value
 from zerokara.config.model import RopeScaling
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.config.writing import as_yaml, help_text, write_values
+from zerokara.config.writing import as_yaml, help_text, value_text, write_values
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = """# A run of mine.
@@ -144,3 +145,12 @@ def test_a_docstring_that_is_not_repeated_leaves_out_an_auto_that_is_not_accepte
     text = " ".join(help_text(FinetuneConfig).split())
     assert "warmup_fraction: 0.05 Warm-up: share of the steps, in which the learning rate rises to lr. warmup_s" in text
     assert "Learning rate at the last step; `auto` is 0." in " ".join(help_text(PretrainConfig).split())
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["?.jsonl", ["? a", "Who?"], {"?n": 1.5, "x": "?"}, ["a\x85b\u2028c\u2029d 𝄞"], [{"name": "?", "tokens": 1e-08}]],
+)
+def test_a_text_that_yaml_reads_otherwise_is_in_quotes(value: Any) -> None:
+    text = value_text(value)
+    assert "\n" not in text and read_value(text) == value

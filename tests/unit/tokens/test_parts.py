@@ -1,5 +1,6 @@
 """Step 2 in parts, encoded and merged by whoever comes: the bytes of one run, and what is no share of it is refused."""
 
+import errno
 import gzip
 import os
 import random
@@ -16,7 +17,7 @@ from zerokara.base.manifest import file_key
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.tokens.indexed import TokenPaths
 from zerokara.tokens.shard_tasks import Part
-from zerokara.tokens.work_folder import claimed
+from zerokara.tokens.work_folder import claimed, write_once
 
 MakeConfig = Callable[..., PretrainConfig]
 TASK_BYTES = 4000
@@ -117,3 +118,12 @@ def test_damaged_shards_do_not_count(config: PretrainConfig, expected: dict[str,
     encode(config, TASK_BYTES, stage="encode", part=Part(0, 2))
     encode(config, TASK_BYTES, stage="merge")
     assert finished(config) == expected
+
+
+def test_who_came_first_is_known_without_links_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    assert [write_once(tmp_path / "plan.json", number) for number in (1, 2)] == [1, 1]
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]

@@ -68,6 +68,15 @@ def test_a_layer_with_experts_has_its_number(tmp_path: Path, settings: dict[str,
     assert names_of(tmp_path, **settings)["layers"] == layers
 
 
+def test_a_name_is_no_formula_and_is_not_left_out(tmp_path: Path) -> None:
+    write_run(folder := tmp_path / "a$x_{b$c")
+    config = config_of(input_jsonl=("_a$x_{b$.jsonl", "c.jsonl"))
+    (folder / RESOLVED_NAME).write_text(as_yaml(config), encoding="utf-8")
+    assert plots.draw(folder)
+    names = plots.curve_names(folder)["sources"]
+    assert len(names) == 2 and not any(name.startswith("_") for name in names)
+
+
 def test_without_a_readable_configuration_curves_are_numbered(tmp_path: Path) -> None:
     assert plots.curve_names(tmp_path) == {"sources": [], "layers": []}
     (tmp_path / RESOLVED_NAME).write_text("num_layers: [", encoding="utf-8")

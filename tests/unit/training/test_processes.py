@@ -61,6 +61,7 @@ def test_a_request_to_stop_is_forwarded(
     start: Callable[[str], subprocess.Popen[bytes]], capfd: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     """A process that does not listen yet would die of SIGINT with a traceback: SIGTERM ends it silently."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started by nohup
     processes = [start(program) for program in (TRAINER, TRAINER, LOADING)]
     with supervision.SignalForwarding(lambda: [each.pid for each in processes]) as forwarding:
         os.kill(os.getpid(), number)
@@ -68,6 +69,32 @@ def test_a_request_to_stop_is_forwarded(
     assert forwarding.requested
     output = capfd.readouterr()
     assert "end of this step" in output.out and "KeyboardInterrupt" not in output.err
+
+
+def test_it_is_forwarded_though_nobody_reads_the_output(
+    start: Callable[[str], subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends the `tee` behind a pipe, too: the run would be killed within a step."""
+
+    def gone(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    process = start(TRAINER)
+    monkeypatch.setattr("builtins.print", gone)
+    with supervision.SignalForwarding(lambda: [process.pid]):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert process.wait(30) == 7
+
+
+def test_a_lost_terminal_does_not_stop_what_nohup_started(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
+    before, process = signal.signal(signal.SIGHUP, signal.SIG_IGN), start(TRAINER)
+    try:
+        with supervision.SignalForwarding(lambda: [process.pid]) as forwarding:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.2)
+        assert not forwarding.requested and process.poll() is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_ctrl_c_kills_at_once_and_a_first_ends_this_process_before_there_are_others(

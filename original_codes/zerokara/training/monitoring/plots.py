@@ -36,6 +36,7 @@ _STYLE = {
     "axes.formatter.useoffset": False,  # 4.1061 4.1062, and not 0.0001 0.0002 beside a +4.106
     "grid.color": "#e4e4e4",
     "legend.frameon": False,
+    "text.parse_math": False,  # a name may have two $
     "legend.fontsize": 8,
 }
 _NAME_CHARACTERS = 28
@@ -91,7 +92,8 @@ def curve_names(run_dir: Path) -> dict[str, list[str]]:
     except (UserError, OSError):
         return {"sources": [], "layers": []}
     files = [PurePosixPath(entry).name for entry in settings.source_entries]
-    short = [name[:_NAME_CHARACTERS] for name in files]
+    # A legend would leave a name out that begins with "_": before it stands a space without width.
+    short = [("\u200b" if name.startswith("_") else "") + name[:_NAME_CHARACTERS] for name in files]
     sources = [name if short.count(name) == 1 else f"{number} {name}" for number, name in enumerate(short, start=1)]
     stacks = ("encoder ", "decoder ") if settings.traits.is_encoder_decoder else ("",)
     layers = [f"{stack}layer {layer}" for stack in stacks for layer in settings.resolved_sizes()["moe_layers"]]

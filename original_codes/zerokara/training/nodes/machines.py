@@ -84,6 +84,9 @@ class Machines:
             rule, remedy = f"must be at most {number}, the machines of this run", f"set nodes, or try {number}"
             raise UserError(config.fault("min_nodes", rule, remedy, ["nodes"]))
         if number == 1:
+            if option := "--join" if join else "--host" if host else "":
+                rule = f"means one machine, and {option} is for a run on several"
+                raise UserError(config.fault("nodes", rule, f"set their number, or leave {option} out"))
             return cls()
         # torch warns of each machine whose address has no name, which is nothing to act on.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

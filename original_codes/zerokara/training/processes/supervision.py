@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import NoReturn
 
+from zerokara.base.progress import log
+
 RENDEZVOUS_NAME = "ZEROKARA_RENDEZVOUS"
 """Environment variable with the rendezvous of the training processes: the path of a file on one machine; on several the
 host and port of their store, and a text that tells this start of the processes from others."""
@@ -74,7 +76,8 @@ class SignalForwarding:
         """True once somebody has asked to stop."""
 
     def __enter__(self) -> "SignalForwarding":
-        numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []  # nohup
         self._previous = {number: signal.signal(number, self._forward) for number in numbers}
         return self
 
@@ -88,11 +91,11 @@ class SignalForwarding:
         if not pids or is_second:
             kill(pids)
             raise KeyboardInterrupt
-        when = "at the end of this step, and saving; before the first step at once"
-        print(f"stopping {when}. Ctrl-C again kills the run", flush=True)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
+        # Afterwards: the terminal, or `tee`, may be gone already.
+        log("stopping at the end of this step, and saving; before the first step at once. Ctrl-C again kills the run")
 
 
 def kill(pids: Iterable[int]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from configs import config_of
+from configs import config_of, fault_of
 from torch.distributed import HashStore
 
 from zerokara.base.errors import UserError
@@ -222,3 +222,9 @@ def test_a_request_that_hangs_is_a_lost_first_machine(quick: None) -> None:
     hangs.set()
     one.stop()
     other.stop()
+
+
+@pytest.mark.parametrize(("option", "nodes"), [("join", 1), ("host", 1), ("host", "auto")])
+def test_one_machine_joins_none_and_is_joined_by_none(option: str, nodes: int | str) -> None:
+    fault = fault_of(lambda: machines_of(**{option: "10.0.0.1", "nodes": nodes}))
+    assert fault.key == "nodes" and f"--{option}" in fault.rule
