@@ -314,7 +314,7 @@ _WORDS = {
     "int_type": "a whole number (without quotes or units)",
     "int_from_float": "a whole number",
     "float_type": "a number (without quotes or units)",
-    "string_type": "text",
+    "string_type": "text (a number or a date in quotes)",
     "string_too_short": "text that is not empty",
     "bool_type": "true or false",
     "tuple_type": "a list",

@@ -11,6 +11,7 @@ from zerokara.config.settings import Auto, Fraction, Names, NaturalInt, Positive
 
 NUM_BYTE_PIECES = 256
 NUM_CONTROL_PIECES = 4
+FEWEST_PIECES = 300
 TURN_PIECES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 """The reserved piece that begins the turn of each role in a conversation."""
 _RESERVED_PIECES = (*TURN_PIECES.values(), "<|end|>", *(f"<|reserved_{i}|>" for i in range(4)))
@@ -33,7 +34,7 @@ class TokenizerConfig(Settings):
     """Largest tolerated share of unreadable documents; above it the step fails."""
     output_dir: Text = "tokenizers/embedded"
     """Folder for tokenizer.model, tokenizer.vocab and the report."""
-    vocab_size: Annotated[PositiveInt, Field(ge=300, le=1_000_000)] = 8000
+    vocab_size: Annotated[PositiveInt, Field(ge=FEWEST_PIECES, le=1_000_000)] = 8000
     """Vocabulary size, special pieces included: 16,000 to 32,000 suit a small model, and for less than 1 MB of text 500
     to 1,000, if these hold its characters. Below 65,500 the tokenised data takes 2 bytes per token, else 4."""
     base_tokenizer: str = ""

@@ -21,7 +21,7 @@ from zerokara.base.durable import sync_folder, write_file, write_json
 from zerokara.base.errors import RunError, UserError
 from zerokara.base.progress import bytes_text, log
 from zerokara.base.resources import available_cores
-from zerokara.config.tokenizer_config import NUM_BYTE_PIECES, TokenizerConfig
+from zerokara.config.tokenizer_config import FEWEST_PIECES, NUM_BYTE_PIECES, TokenizerConfig
 from zerokara.corpus.find import InputFile, check_unchanged
 from zerokara.tokenizer import byte_level, report, sampling, trainer_process
 from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile
@@ -169,7 +169,8 @@ def train(
             largest = reached
         rule = f"is larger than the sample ({bytes_text(size)} of text) supports; the largest that works is {largest}"
         more = "train on more text" if config.sample_bytes == "auto" else "raise sample_bytes"
-        raise UserError(config.fault("vocab_size", rule, f"set {largest} or less, or {more}"))
+        fewer = f"set {largest} or less, or " if largest >= FEWEST_PIECES else ""
+        raise UserError(config.fault("vocab_size", rule, fewer + more))
     # It was off, since the text holds the spaces at the beginnings of sentences already.
     model.add_dummy_prefix = config.add_dummy_prefix
     if model.is_unigram:

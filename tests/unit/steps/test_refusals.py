@@ -30,6 +30,7 @@ REFUSED: list[tuple[int, str, str]] = [
     (1, "input=bad.jsonl max_bad_fraction=0.4 output_dir=there", "50.00%"),
     (1, "vocab_size=300 byte_fallback=false character_coverage=1.0 input=many.txt", "4134"),
     (1, "vocab_size=200000", "310"),
+    (1, "byte_fallback=false reserved_pieces=[] input=few.txt", "the largest that works is … ; raise sample_bytes\n"),
     (1, "input=empty.txt", "0 bytes"),
     (1, "input=spaces.txt max_bad_fraction=1", "no document"),
     (2, "input_tokenizer_file=corpus.jsonl", "corpus.jsonl"),
@@ -53,6 +54,7 @@ REFUSED: list[tuple[int, str, str]] = [
     (3, "teachers=[chat] tensor_parallel_size=2", "teachers = ['chat']: need tensor_parallel_size 1"),
     (3, "teachers=[chat] architecture=t5", "teachers = ['chat']: must be empty for architecture t5"),
     (3, "cudnn_attention=true architecture=t5", "cudnn_attention = True: must be false for architecture t5"),
+    (3, "output_model_dir=2024", "output_model_dir = 2024: must be text (a number or a date in quotes)"),
     (3, "dropout=1", "dropout = 1: must be less than 1"),
     (3, "dropout=-0.1", "dropout = -0.1: must be "),
     (3, "teacher_weight=0", "teacher_weight = 0: must be "),
@@ -95,6 +97,7 @@ def place(tmp_path: Path, tokenizers: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "bad.jsonl").write_text("".join([*good, *["{broken\n"] * 200]), encoding="utf-8")
     (tmp_path / "empty.txt").touch()
     (tmp_path / "many.txt").write_text("".join(map(chr, range(0x4E00, 0x5E00))), encoding="utf-8")
+    (tmp_path / "few.txt").write_text("ab ba aab\n" * 30, encoding="utf-8")
     (tmp_path / "spaces.txt").write_text("  \n\n", encoding="utf-8")
     (tmp_path / "there").mkdir()
     shutil.copytree(tokenizers, tmp_path, dirs_exist_ok=True)
