@@ -69,7 +69,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
     try:
         with open(partial, "wb") as file:
-            with suppress(FileNotFoundError, PermissionError):  # of a file system without permissions
+            with suppress(OSError):  # there is none, or a file system without permissions
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             yield file
             file.flush()

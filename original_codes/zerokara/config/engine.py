@@ -103,7 +103,7 @@ class OptimSettings(Settings):
     layers. For text that is read many times, with less weight decay."""
     gradient_clipping: NaturalFloat = 1.0
     """Maximum norm of the gradient; 0 for no clipping."""
-    seed: Annotated[NaturalInt, Field(lt=2**63)] = 1234
+    seed: NaturalInt = 1234
     """Seed of the initial weights and of the order of the data."""
 
     @property

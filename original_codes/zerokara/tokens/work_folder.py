@@ -105,7 +105,7 @@ def write_once(path: Path, content: Any) -> Any:
     with suppress(FileExistsError):
         try:
             os.link(proposed, path)
-        except (PermissionError, NotImplementedError):  # a file system without links
+        except OSError:  # a file system without links; or there is one, which the next line finds
             with open(path, "xb") as file:
                 file.write(proposed.read_bytes())
     proposed.unlink()

@@ -82,7 +82,7 @@ def test_a_disk_without_permissions_takes_it(tmp_path: Path, monkeypatch: pytest
     """A mount of Windows, of CIFS and the like refuses every chmod."""
 
     def refused(*_: object) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(os, "fchmod", refused)
     with TensorWriter(tmp_path / "t", {"a": (2,)}, torch.float32) as writer:
