@@ -32,7 +32,8 @@ for argument in "$@"; do
         --dry-run) dry_run=yes ;;
         -h | --help) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$script"; exit 0 ;;
         -*) echo "run_all: there is no option $argument; see ./run_all.sh --help" >&2 && exit 2 ;;
-        *) others+=("$argument") && [[ -d $argument ]] && prefix=${argument%/}/ || prefix=${argument%_}_ ;;
+        *) [[ $prefix ]] && echo "run_all: $argument is a second set of configuration files; give one" >&2 && exit 2
+            others+=("$argument") && [[ -d $argument ]] && prefix=${argument%/}/ || prefix=${argument%_}_ ;;
     esac
 done
 tokenizer_config=${prefix}sentence_piece_config.yaml config=${prefix}config.yaml convert_config=${prefix}convert_config.yaml

@@ -13,17 +13,20 @@ from pathlib import Path
 if sys.version_info < (3, 11):  # noqa: UP036
     sys.exit("error: zerokara needs Python 3.11 or later: start this with .venv/bin/python, which ./setup.sh makes")
 
-import ray
+try:
+    import ray
+except ModuleNotFoundError:
+    sys.exit("error: ray is not installed: .venv/bin/pip install --require-hashes --no-deps -r requirements/ray.lock")
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @ray.remote(num_cpus=1, max_retries=10, scheduling_strategy="SPREAD")
-def part(number: int, of: int, options: list[str]) -> int:
+def part(number: int, of: int, options: list[str], folder: str) -> int:
     """Do a part in this process, so that it ends with it; the exit code."""
     from zerokara.steps.tokenize import main
 
-    os.chdir(ROOT)
+    os.chdir(folder)
     return main(["--part", f"{number}/{of}", *options])
 
 
@@ -31,7 +34,7 @@ def run(of: int, options: list[str]) -> int:
     """Do all parts, and merge what they have made; the exit code."""
     environment = {"PYTHONPATH": str(ROOT / "original_codes"), "PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1"}
     ray.init(address="auto", runtime_env={"env_vars": environment})
-    waiting = [part.remote(number, of, options) for number in range(of)]
+    waiting = [part.remote(number, of, options, os.getcwd()) for number in range(of)]
     while waiting:
         ended, waiting = ray.wait(waiting)
         code = ray.get(ended[0])

@@ -38,8 +38,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"num_layers": 4},
     "gpt2": {"activation_checkpointing": "full"},
     "t5": {"tie_word_embeddings": True},
-    "qwen3_moe": {},
-    "t5_moe": {"moe_layers": [1]},
+    "qwen3_moe": {"activation_checkpointing": "selective"},
+    "t5_moe": {"moe_layers": [1], "activation_checkpointing": "full"},
 }
 PACKED = {"gpt2", "t5_moe"}
 """Rows of these hold packed examples, at last padding."""
@@ -50,7 +50,7 @@ MICRO_BATCHES, MICRO_BATCH, VOCAB = 2, 2, 300
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     join_alone()
     monkeypatch.setenv(compilation.CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(experts, "has_kernel", lambda _: True)
+    monkeypatch.setattr(experts, "has_kernel", lambda *_: True)
     monkeypatch.setattr(experts, "grouped_mm", plain_grouped_mm)
     monkeypatch.setattr(layers, "is_batch_first", lambda _: True)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -226,7 +226,7 @@ def train_compiled(config: PretrainConfig, compiled: bool, whole_layers: bool) -
 def compare(config: PretrainConfig, whole_layers: bool = False) -> dict[str, Any]:
     """Train eagerly, then compiled: nats and norm of each step, and the number of captured graphs."""
     torch.compile = partial(torch.compile, backend="aot_eager")  # type: ignore[assignment]
-    experts.has_kernel, experts.grouped_mm = lambda hidden: True, plain_grouped_mm  # as on a GPU
+    experts.has_kernel, experts.grouped_mm = lambda *_: True, plain_grouped_mm  # as on a GPU
     layers.is_batch_first = lambda _: True
     eager, compiled = (train_compiled(config, compiled, whole_layers) for compiled in (False, True))
     return {

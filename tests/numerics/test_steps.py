@@ -105,7 +105,7 @@ def watch(config: PretrainConfig) -> dict[str, Any]:
     name and number format.
     """
     # As on a GPU: the kernel for experts, and in bf16 that for documents.
-    experts.has_kernel, experts.grouped_mm = lambda hidden: True, plain_grouped_mm
+    experts.has_kernel, experts.grouped_mm = lambda *_: True, plain_grouped_mm
     attention.has_variable_length_kernel = lambda weight, head_dim: weight.dtype == torch.bfloat16
     layers.is_batch_first = lambda _: True
     flash.install()

@@ -311,3 +311,25 @@ def test_rules_for_single_documents(made: dict[str, list[str]]) -> None:
     settings[2] = "filters={GopherQualityFilter: {min_doc_words: 500}}"
     assert clean_corpus.main(["--redo", *[word for each in settings for word in ("--set", each)]]) == 0
     assert len([*_records(Path("out/dropped/GopherQualityFilter.jsonl.zst"))]) == 2
+
+
+def test_a_file_that_came_after_the_report_stays_and_a_move_that_was_cut_off_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_texts(Path("a.jsonl"), [_text(seed) for seed in range(3)])
+    Path("sentence_piece_config.yaml").write_text("text_field: content\n", encoding="utf-8")
+    command = ["--config", "/dev/null", *typed("input=[a.jsonl]", "evaluation_data=[]", "output_dir=out")]
+    assert clean_corpus.main(command) == 0
+    other = Path("out/text/my_own.jsonl.zst")
+    other.parent.mkdir()
+    other.write_bytes(b"mine")
+    assert clean_corpus.main([*command, *typed("report_only=false")]) == 2 and other.read_bytes() == b"mine"
+    other.unlink()
+    monkeypatch.setattr("zerokara.base.manifest.write", lambda *_, **__: 1 / 0)
+    assert clean_corpus.main([*command, *typed("report_only=false")]) == 1, "killed before its manifest"
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert clean_corpus.main([*command, *typed("report_only=false")]) == 0
+    assert "--set text_field=text" in capsys.readouterr().out, "of the clean text, whatever that of the raw is"

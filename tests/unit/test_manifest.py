@@ -131,3 +131,16 @@ def test_hashing_shows_progress_and_a_file_that_cannot_be_read_raises(
     for path, message in ((Path("/proc/self/mem"), "Input/output error"), (tmp_path, "Is a directory")):
         with pytest.raises(OSError, match=message):
             manifest.hash_files([tmp_path / "file", path])
+
+
+def test_a_copy_that_broke_off_is_seen_by_its_sample(tmp_path: Path) -> None:
+    path, content = tmp_path / "train.bin", bytes(range(256)) * 100_000
+    path.write_bytes(content)
+    whole, half = manifest.sampled_sha256([path]), len(content) // 2
+    path.write_bytes(content[:half] + bytes(half))
+    assert manifest.sampled_sha256([path]) != whole
+
+
+def test_what_a_server_says_of_a_file_is_told_whole() -> None:
+    record = manifest.FileRecord("s3://bucket/a.jsonl", 7, "mtime:1796061234.5", 0)
+    assert manifest._brief([record]).endswith(", mtime:1796061234.5")

@@ -88,3 +88,12 @@ def test_the_fork_server_leaves_ctrl_c_to_the_step() -> None:
     """Else it would end with a traceback while it imports."""
     done = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout == "1\n"
+
+
+def test_a_folder_for_temporary_files_with_too_long_a_name_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", SERVER], capture_output=True, encoding="utf-8", env=os.environ | {"TMPDIR": str(folder)}
+    )
+    assert done.returncode and "set another: TMPDIR=/tmp" in done.stderr

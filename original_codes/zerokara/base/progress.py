@@ -93,8 +93,8 @@ def bytes_text(number: float) -> str:
 
 def count_text(number: float) -> str:
     """A count short enough for a line: ``950``, ``12.3k``, ``4.56M``, ``1.23B``."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(number) >= size:
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= 0.9995 * size:  # which three digits round to 1
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}" if float(number).is_integer() or abs(number) >= 100 else f"{number:.2f}"
 

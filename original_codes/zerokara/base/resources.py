@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver
@@ -17,6 +18,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import psutil
+
+from zerokara.base.errors import Fault, UserError
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -110,6 +113,10 @@ def start_fork_server(modules: Sequence[str]) -> ForkServerContext:
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         forkserver.ensure_running()
+    except OSError as error:
+        if "AF_UNIX" not in str(error):  # a socket's path may have 107 bytes
+            raise
+        raise UserError(Fault("TMPDIR", "is too long", tempfile.gettempdir(), "set another: TMPDIR=/tmp")) from error
     finally:
         signal.signal(signal.SIGINT, previous)
     return context

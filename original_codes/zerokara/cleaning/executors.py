@@ -11,7 +11,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,8 @@ from zerokara.cleaning.plan import CLEAN, Plan
 Stage = Callable[[Plan, Path, int, int], None]
 _WORKER_BYTES = 2_000_000_000
 _POLL_SECONDS = 2.0
+MOVING = "moving"
+"""Mark in the work folder, from when outputs are replaced until the manifest is written."""
 
 
 def num_workers(plan: Plan) -> int:
@@ -105,9 +107,12 @@ def _run_here(executor: LocalPipelineExecutor, label: str) -> None:
     pool = ProcessPoolExecutor(min(executor.workers, len(ranks) or 1), context, _begin)
     try:
         with Progress(label, executor.tasks, " tasks", done=executor.tasks - len(ranks)) as progress:
-            for future in as_completed([pool.submit(executor._run_for_rank, rank) for rank in ranks]):
-                future.result()
-                progress.advance()
+            left = {pool.submit(executor._run_for_rank, rank) for rank in ranks}
+            while left:
+                done, left = wait(left, timeout=1, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                progress.advance(len(done))
     except BrokenProcessPool:
         remedy = "most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
         raise RunError(f"a process died; what is done is kept, and the same command resumes; {remedy}") from None
@@ -128,6 +133,7 @@ def _wait_for_slurm(job: str) -> None:
 
 def move_into_place(folder: Path, plan: Plan) -> None:
     """Give the clean text of each task its name, and put what each rule dropped into one file."""
+    (folder / MOVING).touch()
     shutil.rmtree(folder / "writing")  # which is done again if this is interrupted
     for output in plan.outputs:
         output.unlink(missing_ok=True)  # of an earlier run

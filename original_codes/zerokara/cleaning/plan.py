@@ -68,7 +68,7 @@ class Plan:
         Raises:
             UserError: a file is damaged.
         """
-        return NgramIndex(_texts(self.evaluation_files), self.config.evaluation_overlap)
+        return NgramIndex(_texts(self.evaluation_files), self.config.evaluation_overlap, shortest=1)
 
     @property
     def outputs(self) -> list[Path]:
@@ -98,7 +98,12 @@ def make_plan(config: CleanConfig) -> Plan:
 
     Raises UserError if there are none, or evaluation data is in the corpus.
     """
-    files = find_files(config.input, config.where("input"), outputs=[Path(config.output_dir, "text")])
+    own = [Path(config.output_dir, name) for name in ("text", "dropped")]
+    files = find_files(config.input, config.where("input"), outputs=own)
+    inside = {*map(os.path.realpath, own)}
+    if mixed := [file.name for file in files if os.path.dirname(os.path.realpath(file.name)) in inside]:
+        rule = f"names {mixed[0]}, which lies where this step writes: the clean text would lie beside the raw"
+        raise UserError(config.fault("input", rule, "move it, or choose another output_dir"))
     where = config.where("evaluation_data")
     found: dict[str, InputFile] = {}
     for entry in config.evaluation_data if config.evaluation_overlap else ():
@@ -124,7 +129,10 @@ def _texts(files: list[InputFile]) -> Iterator[tuple[int, str]]:
     """All texts of files, each with the index of its file."""
     for number, file in enumerate(files):
         num_bad = 0
-        for row in read(Range(file), txt_document="line") if file.format == "txt" else read_records(file):
+        rows = read(Range(file), txt_document="line") if file.format == "txt" else read_records(file)
+        if file.format == "txt":  # a copy may have its line ends elsewhere
+            yield from ((number, row.text) for row in read(Range(file)) if isinstance(row, Document))
+        for row in rows:
             if isinstance(row, Document):
                 yield number, row.text
             elif isinstance(row, BadLine) or row.reason:

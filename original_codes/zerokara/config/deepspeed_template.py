@@ -45,7 +45,6 @@ class ZeroKeys(Entry):
     stage3_model_persistence_threshold: NaturalInt = 0
     stage3_max_live_parameters: NaturalInt = 1_000_000_000
     stage3_max_reuse_distance: NaturalInt = 1_000_000_000
-    stage3_module_granularity_threshold: NaturalInt = 0
     stage3_use_all_reduce_for_fetch_params: bool = False
     stage3_allgather_sequential: bool = False
     zero_hpz_partition_size: Annotated[int, Field(gt=0)] = 1

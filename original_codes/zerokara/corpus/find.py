@@ -38,7 +38,7 @@ _AT_WORK = re.compile(rf"[._~$].+|.*{re.escape(PARTIAL_SUFFIX)}|lost\+found|node
 what step 0 drops."""
 _ABOUT = re.compile(
     r"(?i).*(manifest\.json|_quarantine\.jsonl)|(dataset[_-](infos?|dict|metadata)|state|croissant|metadata|datapackage|"
-    r"\w*config|report|package|tokenizer|special_tokens_map|vocab)\.json|((readme|licen[cs]es?|requirements|copying)([-_.].*)?|"
+    r"\w*config|report|package|tokenizer|special_tokens_map|vocab|width\d+_tokens\d+_validation\d+)\.json|((readme|licen[cs]es?|requirements|copying)([-_.].*)?|"
     r"notice|authors|contributors|change(s|log)|citation|checksums?|(md5|sha\d+)(sums?)?|merges|vocab)\.txt"
 )
 """Names of files about a dataset, a model or a program, and of those that our steps write."""

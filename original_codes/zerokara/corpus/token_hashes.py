@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 Hashes = NDArray[np.uint64]
 MIN_TOKENS = 8
-"""A text with fewer tokens is looked for as a whole only: "very good film" is everywhere."""
+"""A text with fewer tokens is looked for among texts as short only: "very good film" is everywhere."""
 UNSPACED = (  # from Thai to Batak, Chinese to Yi, Javanese to Tai Viet, old scripts, Tangut, kana, Chinese again
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f\u1bc0-\u1bff\u2e80-\u2fdf"
     "\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3038-\u303c\u3041-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf"
@@ -63,13 +63,16 @@ def ngrams(hashes: Hashes, size: int) -> Hashes:
 
 
 class NgramIndex:
-    """N-grams of texts, by size (`longest`, or a shorter text's own): in rising order, and the owner of each; 12 bytes
-    each."""
+    """N-grams of texts, by size (`longest`, or a shorter text's own, from `shortest` on): in rising order, and the
+    owner of each; 12 bytes each."""
 
-    def __init__(self, texts: Iterable[tuple[int, str]], longest: int):
+    def __init__(
+        self, texts: Iterable[tuple[int, str]], longest: int, shortest: int = MIN_TOKENS, most: int | None = None
+    ):
+        """An n-gram with more than `most` owners is left out: it is an instruction that all share."""
         found: dict[int, list[tuple[Hashes, NDArray[np.int32]]]] = defaultdict(list)
         for owner, text in texts:
-            if len(hashes := hashes_of(text)) >= MIN_TOKENS:  # else it is compared exactly only
+            if len(hashes := hashes_of(text)) >= shortest:
                 size = min(longest, len(hashes))
                 known = np.unique(ngrams(hashes, size))
                 found[size].append((known, np.full(len(known), owner, np.int32)))
@@ -77,7 +80,11 @@ class NgramIndex:
         for size, parts in found.items():
             known, owners = (np.concatenate(each) for each in zip(*parts, strict=True))
             order = np.argsort(known, kind="stable")
-            self._by_size[size] = known[order], owners[order]
+            known, owners = known[order], owners[order]
+            if most is not None:
+                _, place, count = np.unique(known, return_inverse=True, return_counts=True)
+                known, owners = (each[count[place] <= most] for each in (known, owners))
+            self._by_size[size] = known, owners
 
     def __len__(self) -> int:
         return sum(len(known) for known, _ in self._by_size.values())
@@ -85,6 +92,8 @@ class NgramIndex:
     def owners_of(self, hashes: Hashes) -> Iterator[int]:
         """Owners of the n-grams that these tokens have too."""
         for size, (known, owners) in self._by_size.items():
+            if size < MIN_TOKENS and size != len(hashes):  # not the whole text
+                continue
             found = ngrams(hashes, size)
             first, after = (np.searchsorted(known, found, side) for side in ("left", "right"))
             places = np.flatnonzero(after > first)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BLOCK_PROMPTS = 512
 """Prompts that are answered at once; a run that is killed loses no more."""
+AS_WRITTEN = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+"""Settings to decode by: the text that a model wrote, as in its training; a folder may say to close up "oui , bien"."""
 _MEASURED = 2_000
 """Expected answers, the longest by their characters, that are encoded to find the one with most tokens."""
 
@@ -93,7 +95,7 @@ def answer(
             progress=progress,
         )
     for number, each in zip(asked, generated, strict=True):
-        outputs[number] = str(tokenizer.decode(each.ids, skip_special_tokens=True)).strip()
+        outputs[number] = str(tokenizer.decode(each.ids, **AS_WRITTEN)).strip()
         stopped[number] = each.stopped
     return Answers(outputs, stopped, max_new_tokens, len(ids) - len(asked))
 
@@ -125,7 +127,8 @@ def stream(model: "LoadedModel", prompt: Prompt, max_new_tokens: int, settings: 
     limit = min(max_new_tokens, context - len(ids))
     ids_BS = torch.tensor([ids], device=model.device)
     # An encoder-decoder's sentinel tokens tell which masked span the text after them fills.
-    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=not is_encoder_decoder)
+    shown = AS_WRITTEN | {"skip_special_tokens": not is_encoder_decoder}
+    streamer = TextStreamer(tokenizer, skip_prompt=True, **shown)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
     fixed = {"streamer": streamer, "max_new_tokens": limit, "eos_token_id": ends, "pad_token_id": pad_id}
     with torch.inference_mode():
@@ -133,7 +136,7 @@ def stream(model: "LoadedModel", prompt: Prompt, max_new_tokens: int, settings: 
     new = output_BT[0, 1 if is_encoder_decoder else len(ids) :].tolist()
     if notes := [*(["cut at the limit"] if new[-1] not in ends else []), *notes]:
         log(f"… ({'; '.join(notes)})")
-    return str(tokenizer.decode(new, skip_special_tokens=True))
+    return str(tokenizer.decode(new, **AS_WRITTEN))
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:

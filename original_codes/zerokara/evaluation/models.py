@@ -59,7 +59,7 @@ class LoadedModel:
     def context_length(self) -> int:
         """Maximum tokens of a sequence; `NO_LIMIT_CONTEXT` if nothing limits it."""
         longest = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        return NO_LIMIT_CONTEXT if self.is_encoder_decoder else int(longest or NO_LIMIT_CONTEXT)
+        return int(longest or NO_LIMIT_CONTEXT)
 
     @property
     def vocab_size(self) -> int:

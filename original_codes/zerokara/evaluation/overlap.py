@@ -4,7 +4,7 @@ A text of an example overlaps another text
 
 * *exactly*, if it is one of the others, or a line of one, up to white space and Unicode's composed form;
 * *by n-gram*, if the two share `NGRAM` tokens in a row; a text of fewer tokens must be in the other as a whole, and one
-  of fewer than eight is compared exactly only: "very good film" is everywhere.
+  of fewer than eight is compared exactly only: "very good film" is everywhere. What many examples share is left out.
 
 Tokens are those of `corpus.token_hashes`: words in lower case, or single characters in scripts without spaces.
 13 is the length that the GPT-3 paper looks for (Brown et al. 2020, appendix C), 8 the least that it allows.
@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from zerokara.corpus.token_hashes import NgramIndex, composed, hashes_of
 
 NGRAM = 13
+MOST_OWNERS = 8
+"""Examples, or a twentieth of them all, that an n-gram may be in; one of more, or of all, is their instruction, and no
+sign that any was seen."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,9 @@ def find(examples: Sequence[Sequence[str]], others: Iterable[str]) -> Overlap:
     for index, texts in enumerate(examples):
         for text in texts:
             whole.setdefault(normalized(text), []).append(index)
-    ngrams = NgramIndex(((index, text) for index, texts in enumerate(examples) for text in texts), NGRAM)
+    all_texts = ((index, text) for index, texts in enumerate(examples) for text in texts)
+    most = max(1, min(max(MOST_OWNERS, len(examples) // 20), len(examples) - 1))
+    ngrams = NgramIndex(all_texts, NGRAM, most=most)
     exact: set[int] = set()
     by_ngram: set[int] = set()
     for other in others:

@@ -6,7 +6,6 @@ that do not occur in the training data, or in the pretraining corpus; and the pa
 models to baselines.
 """
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerokara.base.progress import log, plural
 from zerokara.evaluation import baselines, overlap, scoring
-from zerokara.evaluation.answers import Answers, answers_of, num_tokens_allowed
-from zerokara.evaluation.inputs import TaskData, model_files
+from zerokara.evaluation.answers import Answers, answers_of
+from zerokara.evaluation.inputs import TaskData
 from zerokara.evaluation.overlap import Overlap
 from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.evaluation.scoring import Interval, Measure
@@ -29,38 +28,6 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN, _MAX_SHOWN_CHARACTERS = 5, 80
 """Maximum number, and length, of the outputs shown that are no label's text."""
-
-
-def expected_seconds(
-    models: Sequence["LoadedModel"], texts: Sequence[str], tasks: Sequence[TaskData], min_context: float
-) -> float:
-    """About the time to read texts in windows, and to answer tasks, with all models together.
-
-    The first one reads a window now; the others are taken to need as much more as their files are larger.
-    """
-    import torch  # only once the configuration has been checked
-
-    first = models[0]
-    num_tokens = min(256, first.context_length)
-    ids_BS = torch.ones(1, num_tokens, dtype=torch.int64, device=first.device)
-    read = {"input_ids": ids_BS, **({"decoder_input_ids": ids_BS} if first.is_encoder_decoder else {})}
-    seconds = 0.0
-    for _ in range(2):  # the first pass loads the weights
-        started = time.monotonic()
-        with torch.inference_mode():
-            float(first.model(**read).logits[0, -1, 0])  # waits for a GPU
-        seconds = time.monotonic() - started
-    prompts = [source for task in tasks for source in task.sources]
-    sample = "\n".join([*texts, *prompts])[:10_000]
-    in_a_byte = len(first.tokenizer(sample, verbose=False)["input_ids"]) / max(1, len(sample.encode()))
-    tokens = in_a_byte * len("".join(prompts).encode())
-    for task in tasks:
-        expected = [*task.references, *task.labels]
-        tokens += len(task.sources) * (task.max_new_tokens or num_tokens_allowed(first.tokenizer, expected))
-    for length in (in_a_byte * len(text.encode()) for text in texts):
-        tokens += length / (1 - min_context if length > first.context_length else 1)
-    sizes = [sum(file.stat().st_size for file in model_files(model.folder)) for model in models]
-    return tokens * seconds / num_tokens * sum(sizes) / sizes[0]
 
 
 def measure_tasks(

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from zerokara.base.errors import Fault, UserError
+from zerokara.base.progress import log
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.loading import text_of
 from zerokara.config.tokenizer_config import TURN_PIECES
@@ -45,10 +46,11 @@ _CHANCE = re.compile(r"\b(?:strftime_now|lipsum)\b|\|\s*random\b")
 MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Beginning of what a template marks as learned."""
 _TURNS = {
-    "<|im_start|>": ("<|im_start|>{}\n", "<|im_end|>", "\n"),
-    "<|start_header_id|>": ("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", ""),
+    "<|im_start|>": ("<|im_start|>{}\n", "<|im_end|>", "\n", False),
+    "<|start_header_id|>": ("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", "", True),
 }
-"""Turns of ChatML (Qwen) and of Llama 3, by a control piece: how one begins, how it ends, and what is between two."""
+"""Turns of ChatML (Qwen) and of Llama 3, by a control piece: how one begins, how it ends, what is between two, and
+whether <bos> stands before the first."""
 _AUTO_PATH = Path(__file__).with_name("auto_chat_template.jinja")
 
 
@@ -199,6 +201,8 @@ def of_config(config: FinetuneRunConfig, encoder: Encoder, tokenizer: Any) -> Ch
         source = own
     else:
         source = auto_source(encoder, is_encoder_decoder)
+        if own:
+            log("chat_template: auto: the model's own does not mark what is learned; another takes its place")
     return ChatTemplate(source, "chat_template: auto" if is_auto else path, tokenizer, is_encoder_decoder)
 
 
@@ -220,7 +224,7 @@ def auto_source(encoder: Encoder, is_encoder_decoder: bool = False) -> str:
     turns = next((turns for piece, turns in _TURNS.items() if {piece, turns[1]} <= controls), None)
     if turns and not has_pieces and not is_encoder_decoder:
         begins, end, between = {role: turns[0].format(role) for role in TURN_PIECES}, turns[1], turns[2]
-        after, first = end + between, encoder.pieces[encoder.bos_id] if encoder.bos_id >= 0 else ""
+        after, first = end + between, encoder.pieces[encoder.bos_id] if turns[3] and encoder.bos_id >= 0 else ""
     answer = begins["assistant"]
     if is_encoder_decoder:
         answer += end  # as every input of an encoder ends

@@ -53,8 +53,12 @@ def encode(
     return segments
 
 
-def fit(segments: Segments, length: int, overlong: Overlong, is_encoder_decoder: bool) -> tuple[Segments, Fate]:
+def fit(
+    segments: Segments, length: int, overlong: Overlong, is_encoder_decoder: bool, bos_id: int = -1
+) -> tuple[Segments, Fate]:
     """Return the segments, cut to the length of a training sequence where that is asked for, and their fate.
+
+    One that begins with `bos_id` begins with it when it has been cut, too.
 
     Raises:
         Unlearnable: the example is too long, and is neither to be dropped nor can it be cut.
@@ -76,8 +80,12 @@ def fit(segments: Segments, length: int, overlong: Overlong, is_encoder_decoder:
         raise Unlearnable(rule, "set overlong to drop or cut_prompt, or raise packed_length (to the context at most)")
     if is_encoder_decoder:
         return [segments[0][-length:], segments[1]], "cut"
+    first = segments[0][0]
     # A turn whose question is gone goes with its answer.
     while len(segments[0]) <= excess:
         excess -= len(segments[0]) + len(segments[1])
         segments = segments[2:]
-    return [segments[0][max(0, excess) :], *segments[1:]], "cut"
+    read = segments[0][max(0, excess) :].copy()
+    if first == bos_id:
+        read[0] = first
+    return [read, *segments[1:]], "cut"

@@ -103,13 +103,15 @@ class FinetuneFacts:
 
 
 def read(folder: Path) -> FinetuneFacts | None:
-    """Return the facts in a run folder, or None; raise UserError if the file has another form."""
+    """Return the facts in a run folder or an export, or None; raise UserError if the file has another form."""
     path = folder / NAME
     if not path.is_file():
         return None
     try:
         return pydantic.TypeAdapter(FinetuneFacts).validate_json(path.read_bytes())
     except pydantic.ValidationError as error:
+        if not any((folder / name).exists() for name in ("run.json", "manifest.json")):
+            return None  # another program's
         rule = f"is not what a fine-tuning writes ({error.errors()[0]['msg']})"
         raise UserError(Fault(str(path), rule, remedy="run step 7 again with --redo")) from error
 

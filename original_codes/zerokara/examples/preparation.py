@@ -92,7 +92,8 @@ def prepare(
     template = chat_template.of_config(config, encoder, tokenizer) if form.name == "messages" else None
     encoding = {"encoder": encoder, "tokenizer": tokenizer, "template": template}
     encode_example = partial(encode, **encoding, is_encoder_decoder=is_encoder_decoder)
-    fits = partial(fit, length=packed_length, overlong=config.overlong, is_encoder_decoder=is_encoder_decoder)
+    fits = partial(fit, is_encoder_decoder=is_encoder_decoder, bos_id=encoder.bos_id)
+    fits = partial(fits, length=packed_length, overlong=config.overlong)
     with _claimed(paths) as outputs:
         splitter = _Splitter(config, paths, files, form, encode_example, fits, encoder)
         counts = splitter.run()

@@ -161,7 +161,8 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
     """Write ``finetune.json``; return its rows for display, last a warning if the model has learned nothing."""
     splits, metric, test, simple = examples.splits, config.metric, None, dict[str, float]()
     found, answers, learned = _result(plan.run_dir), plan.run_dir / ANSWERS_NAME, examples.train.counts.learned_tokens
-    tuned = facts_of(config, examples)
+    reached, sign = checkpoint.read_state(newest).facts, 1 if metric == "loss" else -1
+    tuned = replace(facts_of(config, examples), init_from=Path(reached["init_from"]).name)
     rows = [("examples", f"{examples.train.num_examples:,}, {count_text(learned)} learned tokens")]
     if "test" in splits and f"test_{metric}" in found:
         value, number = found[f"test_{metric}"], found["test_examples"]
@@ -175,7 +176,6 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
         if answers.exists():
             rows.append(("answers", str(answers)))
     write_json(plan.run_dir / facts.NAME, asdict(replace(tuned, test=test, baselines=simple)))
-    reached, sign = checkpoint.read_state(newest).facts, 1 if metric == "loss" else -1
     first, best = reached.get(f"first_valid_{metric}"), reached.get("best_selection_loss")
     if test is None and best is not None and examples.labels and metric != "loss":
         simple = _simple_methods(examples, "valid", tuned, plan.encoder)

@@ -24,6 +24,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -41,7 +42,7 @@ from numpy.typing import NDArray
 from zerokara.base.durable import atomic_file, make_folders, write_json
 from zerokara.base.errors import Fault, RunError, UserError
 from zerokara.base.progress import Progress, count_text
-from zerokara.base.resources import available_cores, available_memory
+from zerokara.base.resources import available_cores, available_memory, end_with_parent
 from zerokara.config.engine import MonitoringSettings
 from zerokara.config.writing import overrides
 from zerokara.forecast.sizes import LEFT_TO_RECIPE, Planner, Prediction, Speed, effective_parameters, size_settings
@@ -279,9 +280,10 @@ class SmallRuns:
         vocab_size = self.planner.local_plan().encoder.vocab_size
         return [ModelShape.from_config(self.planner.config(**settings), vocab_size) for settings in SHAPES]
 
-    def results(self) -> list[MeasuredRun]:
-        """Read the results of all runs that have ended, those of earlier plans included."""
-        return [MeasuredRun(**json.loads(path.read_bytes())) for path in sorted(self.folder.glob("*.json"))]
+    def results(self, eval_tokens: int) -> list[MeasuredRun]:
+        """Read the results of all runs that were validated on so many tokens, those of earlier plans included."""
+        paths = sorted(self.folder.glob(f"*_validation{eval_tokens}.json"))
+        return [MeasuredRun(**json.loads(path.read_bytes())) for path in paths]
 
     def measure_speed(self, slot: Slot) -> Speed:
         """Measure the speed of a small run in a slot: a few steps of two sizes."""
@@ -333,7 +335,10 @@ class SmallRuns:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment |= {VARIABLE: slot.gpu} if slot.gpu else {}
         with pinned(slot.cores), open(path.with_suffix(".log"), "ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+            ending = partial(end_with_parent, os.getpid(), signal.SIGTERM)  # it saves, and goes on the next time
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=ending
+            )
 
     def _finish(self, run: CalibrationRun, code: int) -> None:
         path = self.result_path(run)

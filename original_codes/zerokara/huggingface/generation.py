@@ -67,7 +67,10 @@ def generate(
     assert not model.training, "dropout would make the result random"
     limits = [max_new_tokens] * len(prompts)
     if (context := context_length(model)) is not None:
-        limits = [min(max_new_tokens, context + 1 - len(prompt)) for prompt in prompts]
+        # The decoder of an encoder-decoder has read its start token.
+        is_own = model.config.is_encoder_decoder
+        taken = (1 if is_own and len(prompt) <= context else len(prompt) for prompt in prompts)
+        limits = [min(max_new_tokens, context + 1 - length) for length in taken]
     for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         if not len(prompt) or limit < 1:
             longest = "" if context is None else f", and no more than the context length, {context}"
@@ -85,11 +88,12 @@ def generate(
 
 
 def context_length(model: Any) -> int | None:
-    """Maximum tokens that the model reads; None for an encoder-decoder, whose positions are relative.
+    """Maximum tokens that the model reads; None where its positions are relative (T5).
 
-    Prompt and answer may have one more together: the last new token is written and not read.
+    Prompt and answer may have one more together, each where it has its own positions (BART): the last new token is
+    written and not read.
     """
-    return None if model.config.is_encoder_decoder else getattr(model.config, "max_position_embeddings", None)
+    return getattr(model.config, "max_position_embeddings", None)
 
 
 def _batches(lengths: Sequence[int], limits: Sequence[int], context: int | None) -> Iterator[list[int]]:

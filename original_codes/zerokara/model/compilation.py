@@ -122,6 +122,8 @@ class CompiledLayer:
 
     def __init__(self, layer: Any):
         self._eager = layer.compute
+        # A forward pass that is recomputed counts the choices of experts (`RouterCounts`) once, here.
+        torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         # The whole layer in one graph or not at all: a graph with breaks gains nothing.
         self._compiled = torch.compile(layer.compute, fullgraph=True, dynamic=False)
         self._shape: torch.Size | None = None

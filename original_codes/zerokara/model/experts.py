@@ -165,7 +165,8 @@ class MixtureOfExperts(torch.nn.Module):
         # Not bincount, which asks the device for its largest number.
         experts_X = torch.arange(self.num_experts, device=chosen_M.device)
         ends_X = torch.searchsorted(chosen_M[order_M], experts_X, right=True, out_int32=True)
-        out_MD = self._grouped(sorted_MD, ends_X) if has_kernel(hidden_ND) else self._one_by_one(sorted_MD, ends_X)
+        at_once = has_kernel(hidden_ND, self.experts_fc2.weight.shape[-1])
+        out_MD = self._grouped(sorted_MD, ends_X) if at_once else self._one_by_one(sorted_MD, ends_X)
         inverse_M = torch.empty_like(order_M)
         inverse_M[order_M] = torch.arange(len(order_M), device=order_M.device)
         return out_MD[inverse_M]
@@ -189,9 +190,10 @@ class MixtureOfExperts(torch.nn.Module):
         return out_MD
 
 
-def has_kernel(hidden: Tensor) -> bool:
-    """True if `grouped_mm` computes all experts at once for such hidden states."""
-    return hidden.is_cuda and hidden.dtype == torch.bfloat16
+def has_kernel(hidden: Tensor, inner: int) -> bool:
+    """True if `grouped_mm` computes all experts at once for such hidden states, and experts of `inner` numbers: its
+    rows must be whole blocks of 16 bytes."""
+    return hidden.is_cuda and hidden.dtype == torch.bfloat16 and hidden.shape[-1] % 8 == inner % 8 == 0
 
 
 def _mean(values_SBX: Tensor, real_SB: Tensor | None) -> Tensor:

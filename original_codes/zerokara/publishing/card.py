@@ -95,23 +95,25 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
     facts = {"data": None, "finetuning": None, "samples": [], **facts}
     model, finetuning, samples, title = facts["model"], facts["finetuning"], facts["samples"], name.rpartition("/")[2]
     is_causal = model["task"] == "text-generation"  # text2text-generation has no pipeline since transformers 5
-    tags = ["zerokara", "fine-tuned" if finetuning else "pretrained-from-scratch"]
+    pretrained = "continued-pretraining" if facts["training"]["init_from"] else "pretrained-from-scratch"
+    tags = ["zerokara", "fine-tuned" if finetuning else pretrained]
     tags += ["conversational"] if model.get("converses") else []
     tags += [] if is_causal else [model["task"]]
     data = ModelCardData(language=list(language) or None, license=license, library_name="transformers", tags=tags)
     data.pipeline_tag = model["task"] if is_causal else None
     if finetuning and (test := finetuning["test"]):
         metric = finetuning["metric"]
-        unit = "in nats per token, " if metric == "loss" else ""
-        interval = "" if test["low"] is None else f"95 % interval {test['low']:.4f} to {test['high']:.4f}, "
+        unit, factor = ("in nats per token, ", 1) if metric == "loss" else ("", 100)  # in per cent, as step 8's
+        low, high = (each and factor * each for each in (test["low"], test["high"]))
+        interval = "" if low is None else f"95 % interval {low:.4g} to {high:.4g}, "
         result = EvalResult(
             task_type=model["task"],
             dataset_type="held-out",
             dataset_name=finetuning["task"],
             dataset_split="test",
-            metric_type={"macro_f1": "f1"}.get(metric, metric),  # the Hub's name
+            metric_type=metric,
             metric_name=f"{metric.replace('_', ' ')} ({unit}{interval}n = {test['num_examples']:,})",
-            metric_value=test["value"],
+            metric_value=factor * test["value"],
         )
         data.model_name, data.eval_results = title, [result]
     card = ModelCard.from_template(

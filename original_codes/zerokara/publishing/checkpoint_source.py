@@ -141,7 +141,7 @@ def _averaged(settings: ConvertSettings, source: CheckpointSource) -> tuple[int,
     return tuple(sorted(map(checkpoint.step_of, folders)))
 
 
-def corpus_files(settings: ConvertSettings, trained_with: RunConfig) -> list[InputFile]:
+def corpus_files(settings: ConvertSettings, trained_with: RunConfig, data_sha256: str) -> list[InputFile]:
     """Files of `check_corpus`, or of the corpus that the run was trained on; none for the examples of a task.
 
     Raises:
@@ -151,7 +151,8 @@ def corpus_files(settings: ConvertSettings, trained_with: RunConfig) -> list[Inp
         return find_files(settings.check_corpus, settings.where("check_corpus"))
     try:
         if trained_with.packs_examples:
-            ExampleFiles.read(trained_with.output_prefix)
+            if ExampleFiles.read(trained_with.output_prefix).train.sha256 != data_sha256:
+                raise UserError(Fault(trained_with.output_prefix, "another fine-tuning has made others there"))
             return []
         return find_files(trained_with.source_entries, settings.where("check_corpus"))
     except UserError as error:

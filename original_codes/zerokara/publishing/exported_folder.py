@@ -132,7 +132,7 @@ def proved(folder: Path) -> manifest.Manifest:
 
 
 def prompts(folder: Path, settings: "ConvertSettings") -> list[str]:
-    """`test_prompt_text`; for `auto` the prompts that step 4 chose for this folder, none for a model from elsewhere.
+    """`test_prompt_text`; for `auto` the prompts that step 4 chose for this folder, for a model from elsewhere a count.
 
     Those of a fine-tuned model are inputs, without the template around them.
     """
@@ -140,7 +140,8 @@ def prompts(folder: Path, settings: "ConvertSettings") -> list[str]:
         return list(settings.test_prompt_text)
     record, tuned = folder / MANIFEST_NAME, facts.read(folder)
     samples = manifest.read(record).facts.get("samples", []) if record.exists() else []
-    return [tuned.input_of(sample["prompt"]) if tuned else sample["prompt"] for sample in samples]
+    chosen = [tuned.input_of(sample["prompt"]) if tuned else sample["prompt"] for sample in samples]
+    return chosen or ["1, 2, 3,"]
 
 
 def files(export: manifest.Manifest) -> list[manifest.FileRecord]:

@@ -32,7 +32,9 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
 
     plan, output = make_plan(config), Path(config.output_dir)
     text, record = output / "text", output / "manifest.json"
-    following = command.next_command("1_train_sentencepiece_tokenizer.py", options, config, {"input": [str(text)]})
+    # The next step's configuration may name the raw text's field.
+    clean_text = {"input": [str(text)]}, {"text_field": "text"}
+    following = command.next_command("1_train_sentencepiece_tokenizer.py", options, config, *clean_text)
     inputs = {"input": for_manifest(plan.files), "evaluation_data": for_manifest(plan.evaluation_files)}
     work = manifest.StepSpec(STEP, plan.settings, inputs)
     # A report of other settings would not be that of the text that lies there.
@@ -46,8 +48,9 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
 
     rules.check_rules(config)
     reports = [output / "report.html", output / "report.json"]
-    step = "" if plan.work_folder.parent.is_dir() else STEP
-    outputs = preflight.Outputs("output_dir", [*plan.outputs, *reports, record], step)
+    step = "" if any(plan.work_folder.parent.glob(f"*/{executors.MOVING}")) else STEP
+    others = [] if plan.work_folder.parent.is_dir() else reports  # a report alone has no manifest
+    outputs = preflight.Outputs("output_dir", [*plan.outputs, *others, record], step)
     preflight.check(config, outputs, input=plan.files, evaluation_data=plan.evaluation_files)
     corpus = f"{plural(len(plan.files), 'file')}, {bytes_text(sum(file.bytes for file in plan.files))}"
     processes = plural(executors.num_workers(plan), "process", "processes")

@@ -33,7 +33,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         return
     preflight.check(config, preflight.of_export(config))
     exported_folder.check_space(config, source)
-    files = checkpoint_source.corpus_files(config, source.config)
+    files = checkpoint_source.corpus_files(config, source.config, source.state.data_sha256)
     log(f"step 4 convert: {source.folder} ({source.shape.size_text}) → {folder} ({config.dtype}), then the proofs")
     mean = f"of {len(source.averaged)} checkpoints, steps {', '.join(map(str, source.averaged))}"
     if source.averaged:

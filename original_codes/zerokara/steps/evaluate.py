@@ -7,6 +7,7 @@ folder, by content: a stopped run continues, and a further model costs only its 
 import time
 from functools import partial
 from itertools import chain, groupby
+from os.path import normpath
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from zerokara.corpus.find import find_files, for_manifest
 from zerokara.evaluation import inputs
 from zerokara.evaluation.results import add_to_card, page, read_card, table
 from zerokara.evaluation.scoring import LEVEL
-from zerokara.evaluation.tasks import expected_seconds, measure_tasks
+from zerokara.evaluation.tasks import measure_tasks
 from zerokara.steps import command, preflight
 
 _PLACES: dict[str, Any] = {
@@ -77,10 +78,6 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     from zerokara.evaluation.models import open_models
 
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
-    documents = [document for text in read for document in text.documents]
-    seconds = expected_seconds(models, documents, tasks, config.min_context)
-    shorter = "less with a smaller max_text_bytes, max_task_examples or min_context, on a GPU, or with a filled cache"
-    log(f"  about {seconds_text(seconds)}; {shorter}")
     of_texts = bits_per_byte.measure_texts(read, models, config, folder / "cache" / "bits_per_byte")
     with_overlaps = zip(tasks, overlaps, strict=True)
     of_tasks = measure_tasks(with_overlaps, models, seed=config.seed, cache=folder / "cache" / "answers")
@@ -93,7 +90,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     write_json(results_path, results)
     write_file(page_path, page(sections))
     rows = [("results", str(results_path)), ("page", str(page_path))]
-    described = [model for model in models if model.folder in map(Path, config.add_to_card)]
+    described = [model for model in models if normpath(model.folder) in map(normpath, config.add_to_card)]
     cards = [add_to_card(model.folder, model.name, sections) for model in described]
     facts = {"table": [line for section in sections for line in table(section)]}
     hashes = {key: value for model in models for key, value in model.hashes.items()}

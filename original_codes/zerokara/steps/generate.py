@@ -50,7 +50,7 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
     torch.manual_seed(torch.seed() if options.seed is None else options.seed)
     own, settings = model.model.generation_config.to_diff_dict(), dict[str, Any]()
     if not own.get("do_sample"):  # as after a pretraining: drawn as step 4's samples are
-        settings = {"do_sample": True, **SAMPLING}
+        settings = {"do_sample": True, "top_k": 0, **SAMPLING}
     if options.temperature is not None:
         settings = {**settings, "temperature": options.temperature} if options.temperature else {"do_sample": False}
     unused = () if {**own, **settings}.get("do_sample") else ("temperature", "top_k", "top_p")

@@ -74,7 +74,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         if options.redo:
             shutil.rmtree(small.folder, ignore_errors=True)
         small.train(planned, of_slot, free)
-    runs = small.results()
+    runs = small.results(there[-1])
     law = fit.fit(runs) if len(runs) >= fit.NUM_RUNS else None
     most_tokens = min(options.tokens or math.inf, config.max_epochs_per_source * unique_tokens)
     limits = (options.hours or math.inf) / ensemble.runs_of(options.models or 0), most_tokens

@@ -52,11 +52,14 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         damaged = [one if isinstance(one, str) else one["name"] for one in done.facts["damaged"]]
         tally = TypeAdapter(SourceTally).validate_python({**done.facts, "damaged": damaged})
         check_bad_fraction(config, tally, paths)
-        if not options.dry_run:
+        if not options.dry_run and not any(paths.work_folder.glob("*.lengths")):  # those of parts that wait for a merge
             work_folder.discard(paths)  # of a step that was killed after it had written its manifest
         log(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
         log(f"next: {following}")
         return
+    if config.output_prefix.endswith("_valid"):
+        rule = "must not end in _valid, as the validation files of the prefix before it do"
+        raise UserError(config.fault("output_prefix", rule, "choose another name"))
     preflight.check(config, preflight.of_tokens(config), input_jsonl=files)
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))
     start_fork_server(PRELOADED)  # it imports while this process prepares
@@ -82,7 +85,8 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
     if is_part:
         before = plural(encoded.resumed_shards, "shard")
         text = f"{bytes_text(encoded.text_bytes)} of text encoded, {before} there before"
-        following = command.next_command("2_tokenize.sh", options, config, flags=["--merge"])
+        flags = ["--merge", *(["--redo"] if options.redo else [])]
+        following = command.next_command("2_tokenize.sh", options, config, flags=flags)
         summary(f"{name}: done", [("work", text)], f"when all {part.num_parts} are done: {following}")
         return
     facts = manifest_facts(config, files, encoded, encoder)

@@ -52,9 +52,10 @@ class Encoder:
     library = "sentencepiece"
     """Package that encodes."""
 
-    def __init__(self, model_path: str | Path) -> None:
+    def __init__(self, model_path: str | Path, content: bytes = b"") -> None:
+        """`content` is that of the file, where it has been read already."""
         self.model_path = Path(model_path)
-        self.model_bytes = self.model_path.read_bytes() if self.model_path.is_file() else b""
+        self.model_bytes = content or (self.model_path.read_bytes() if self.model_path.is_file() else b"")
         self.run_files = {MODEL_NAME: self.model_bytes}
         """Contents of the files that a run folder keeps, by their names there."""
         self._processor, self._model = _opened(self.model_bytes, str(self.model_path))
@@ -77,7 +78,8 @@ class Encoder:
         self.by_line = (*firsts,) == _FIRST_PIECES
         """True if each line is encoded by itself, as in every tokenizer of step 1; else whole documents are."""
         encode = self._processor.EncodeAsIds
-        self._prefixes_lines = self.by_line and encode("a") != encode("\na")[1:]
+        self.prefixes_lines = self.by_line and encode("a") != encode("\na")[1:]
+        """True if a dummy prefix stands before each line."""
         self._line_end, self._end = np.int32(self.newline_id).tobytes(), np.int32(self.eos_id).tobytes()
 
     @cached_property
@@ -141,7 +143,7 @@ class Encoder:
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """Return the text of a document; control ids give none, bytes that are no UTF-8 give U+FFFD."""
         tokens, decode = [int(i) for i in ids], self._processor.DecodeIds
-        if not self._prefixes_lines:
+        if not self.prefixes_lines:
             return decode(tokens)
         # Each line has a dummy prefix, and SentencePiece removes it only from the start of a text.
         ends = [-1, *(place for place, i in enumerate(tokens) if i == self.newline_id), len(tokens)]
@@ -223,7 +225,7 @@ class Encoder:
         return self.model_path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Encoder, (self.model_path,)
+        return Encoder, (self.model_path, self.model_bytes)
 
 
 def _opened(content: bytes, where: str) -> tuple[Any, bytes]:

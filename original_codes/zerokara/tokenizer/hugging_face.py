@@ -57,11 +57,12 @@ class HuggingFaceEncoder(Encoder):
     """
 
     library = "tokenizers"
-    by_line = adds_sentinels = False
+    by_line = adds_sentinels = prefixes_lines = False
 
-    def __init__(self, path: str | Path, end_of_document: str = "auto") -> None:
+    def __init__(self, path: str | Path, end_of_document: str = "auto", files: dict[str, bytes] | None = None) -> None:
+        """`files` are `folder_files`, where they have been read already."""
         self.model_path, self._end_of_document = Path(path), end_of_document
-        self.folder_files = folder_files(self.model_path)
+        self.folder_files = files or folder_files(self.model_path)
         where, again = str(self.model_path), "name a tokenizer.json, a folder with one, or a SentencePiece model"
         self.run_files = {f"{RUN_FOLDER}/{name}": content for name, content in self.folder_files.items()}
         self.model_bytes = self.folder_files[JSON_NAME]
@@ -214,7 +215,7 @@ class HuggingFaceEncoder(Encoder):
         return orjson.dumps(settings | {"added_tokens": added, "model": model | {"vocab": vocabulary}})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HuggingFaceEncoder, (self.model_path, self._end_of_document)
+        return HuggingFaceEncoder, (self.model_path, self._end_of_document, self.folder_files)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def _documents(config: TokenizerConfig, files: Sequence[InputFile], report: Samp
     report.bad_lines = dict(bad.most_common())
     harmful = sum(count for reason, count in bad.items() if reason not in HARMLESS)
     total = report.documents + harmful
-    if harmful > config.max_bad_fraction * total:
+    if harmful / max(1, total) > config.max_bad_fraction:
         rule = (
             f"{harmful:,} of {total:,} documents ({harmful / total:.2%}) cannot be read, more than "
             f"max_bad_fraction = {config.max_bad_fraction:.2%}: {'; '.join(first_bad)}"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
 from zerokara.base.errors import UserError
+from zerokara.base.progress import Progress
 from zerokara.config.data import DataSettings
 from zerokara.tokens.indexed import IndexedTokens
 
@@ -29,7 +30,8 @@ def num_valid_documents(config: DataSettings, source: int, num_documents: int) -
         raise UserError(config.fault(key, f"the source {name} holds no document with text"))
     if config.valid_jsonl or config.valid_fraction == 0:
         return num_documents if key == "valid_jsonl" else 0
-    num_valid = max(config.valid_min_documents, round(config.valid_fraction * num_documents))
+    share = min(round(config.valid_fraction * num_documents), num_documents // 2)
+    num_valid = max(config.valid_min_documents, share)
     if num_documents < 2 * num_valid:
         rule = f"the source {name} has {num_documents:,} documents, too few to hold out {num_valid:,} for validation"
         remedy = f"set it to {num_documents // 2} or less, or valid_fraction to 0, or cut the text into more documents"
@@ -60,12 +62,16 @@ def num_copies(train: IndexedTokens, valid: IndexedTokens) -> int:
         places = tokens.pointers[first : first + _COMPARED_AT_ONCE] // tokens.dtype.itemsize + lengths // 2
         return lengths << 32 | tokens.tokens[places].astype(np.int64)
 
-    wanted = np.concatenate([np.empty(0), *(keys(valid, first) for first in range(0, len(valid), _COMPARED_AT_ONCE))])
+    of_valid = (keys(valid, first) for first in range(0, len(valid), _COMPARED_AT_ONCE))
+    wanted = np.unique(np.concatenate([[-1], *of_valid]))
     trained = set[bytes]()
-    for first in range(0, len(train), _COMPARED_AT_ONCE):
-        part = IndexedTokens(train.prefix)  # opened anew: what was read before need not stay in memory
-        alike = np.flatnonzero(np.isin(keys(part, first), wanted)) + first
-        trained.update(xxh3_128_digest(part[number].tobytes()) for number in alike.tolist())
+    with Progress("looking for copies", len(train), "document") as progress:
+        for first in range(0, len(train), _COMPARED_AT_ONCE):
+            part = IndexedTokens(train.prefix)  # opened anew: what was read before need not stay in memory
+            found = keys(part, first)
+            alike = np.flatnonzero(wanted.take(np.searchsorted(wanted, found), mode="clip") == found) + first
+            trained.update(xxh3_128_digest(part[number].tobytes()) for number in alike.tolist())
+            progress.advance(len(found))
     return sum(xxh3_128_digest(valid[number].tobytes()) in trained for number in range(len(valid)))
 
 

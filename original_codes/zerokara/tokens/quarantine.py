@@ -135,13 +135,13 @@ def check_bad_fraction(config: DataSettings, tally: SourceTally, paths: TokenPat
     no document is left."""
     harmless, faults = sum(tally.skipped[reason] for reason in HARMLESS), list[Fault]()
     bad, among = tally.skipped.total() - harmless, tally.documents_in - harmless
-    if bad > config.max_bad_fraction * among:
+    if bad / max(1, among) > config.max_bad_fraction:
         rule = f"{bad:,} of {among:,} documents are bad ({100 * bad / among:.3g} %): {tally.reasons}"
         remedy = f"each is listed in {paths.quarantine}; repair the corpus"
         remedy += f", or set it to {_enough(bad / among):g}" if bad < among else ""
         faults.append(config.fault("max_bad_fraction", rule, remedy))
     lost, size = tally.bytes_lost, tally.bytes_in
-    if lost > config.max_bad_fraction * size:
+    if lost / max(1, size) > config.max_bad_fraction:
         files = f", of {tally.damages}" if tally.damaged else ", in lines that are too long"
         rule = f"{lost:,} of {size:,} bytes on the disk are lost ({100 * lost / size:.3g} %){files}"
         remedy = f"download or make these files again, or set it to {_enough(lost / size):g}"

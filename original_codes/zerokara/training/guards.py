@@ -158,7 +158,9 @@ class DivergenceCheck:
         """
         if parallel.tensor_size() == 1 or step == self._equal_at:
             return
-        own = torch.stack([checksum(each.detach()) for each in self._copies.values()])
+        # Under ZeRO 3 each process holds a part, which its tensor-parallel partners hold as well.
+        parts = {each: getattr(each, "ds_tensor", each).detach() for each in self._copies.values()}
+        own = torch.stack([checksum(part).to(each.device) for each, part in parts.items()])
         gathered = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]
         torch.distributed.all_gather(gathered, own)
         sums = torch.stack(gathered).unflatten(0, (-1, parallel.tensor_size()))  # [data ranks, tensor ranks, copies]

@@ -29,6 +29,7 @@ from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch
 from zerokara.training.compute import engine_choice, optimizer_rules
 from zerokara.training.compute.engine import Engine, load_state
+from zerokara.training.planning.earlier_run import INIT_FACT, weights_id
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import joining
 from zerokara.training.processes.joining import Processes
@@ -192,7 +193,7 @@ def open_run(plan: RunPlan, processes: Processes, newest: Checkpoint | None = No
     elif config.init_from:
         load_state(engine, _weights_of(plan, processes).items())
         carried = from_hf.carried(Path(config.init_from), config.new_embeddings)
-        state = replace(state, facts=state.facts | carried)
+        state = replace(state, facts=state.facts | carried | {INIT_FACT: weights_id(config.init_from)})
         beside = "" if config.new_embeddings == "none" else f", its embeddings by {config.new_embeddings}"
         log(f"starting from the weights of {config.init_from}{beside}")
         if (context := carried["context_length"] or config.seq_len) < config.seq_len:

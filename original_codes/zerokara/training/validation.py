@@ -65,8 +65,11 @@ class LossValidation:
         self.source_names = names if len(names) > 1 else []
         self._token_bytes = np.array([*map(len, encoder.token_texts)], dtype=np.int32)
         self._kinds = np.full(encoder.vocab_size, TEXT)
+        self._kinds[[encoder.eos_id, *encoder.control_ids]] = END  # of a turn, too
         self._kinds[plan.data.objective.sentinel_ids] = SENTINEL
-        self._kinds[encoder.eos_id] = END
+        # Behind these a line begins, with a space that is not in the text.
+        is_prefixed = encoder.prefixes_lines and not config.traits.is_encoder_decoder
+        self._before_lines = [encoder.newline_id, encoder.eos_id] if is_prefixed else []
         self._is_of_kind_VK = torch.eye(NUM_KINDS, dtype=torch.float64, device=device)[torch.from_numpy(self._kinds)]
         max_tokens = None if config.eval_tokens == "all" or prefix else config.eval_tokens
         self._tokens = plan.data.validation_batches(prefix or plan.data.valid_prefix, max_tokens)
@@ -89,6 +92,9 @@ class LossValidation:
                 predicted = batch.labels[batch.loss_mask > 0]
                 counts[part, :NUM_KINDS] += np.bincount(self._kinds[predicted], minlength=NUM_KINDS)
                 counts[part, NUM_KINDS] += self._token_bytes[predicted].sum(dtype=np.int64)
+                if self._before_lines:
+                    before, after = (np.isin(ids, self._before_lines) for ids in (batch.inputs, batch.labels))
+                    counts[part, NUM_KINDS] -= np.sum(before & ~after & (batch.loss_mask > 0))
         module.train()
         sums = torch.cat([nats_PK, torch.from_numpy(counts).to(nats_PK)], dim=1)
         torch.distributed.all_reduce(sums, group=parallel.data_group())

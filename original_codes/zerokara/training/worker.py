@@ -6,6 +6,7 @@ One of the works is a trial before a run that costs days, for ``--dry-run`` and 
 a few real steps, thrown away, tell the speed, the kernels, and the memory at its peak, which no arithmetic foresees.
 """
 
+import math
 import os
 import re
 import signal
@@ -70,6 +71,8 @@ def main(arguments: Sequence[str], task: RunTask = PRETRAINING, work: Mapping[st
         number = int(os.environ["WORLD_SIZE"])
         if number != plan.num_processes:
             plan = plan.on_processes(number, number // plan.processes_per_node)
+            share = plan.resolved.global_batch // plan.data_parallel_size
+            plan = plan.with_settings(micro_batch_size=math.gcd(plan.resolved.micro_batch, share))
         forecast = plan.memory
         try:
             work[name](plan, *others)

@@ -8,6 +8,7 @@ from corpus_files import json_lines, write_texts
 
 from zerokara.cleaning.plan import make_plan
 from zerokara.config.clean_config import CleanConfig
+from zerokara.corpus.token_hashes import hashes_of
 
 
 def test_held_out_text_of_the_pretraining_is_looked_for_and_what_cannot_be_read_is_told(
@@ -33,3 +34,28 @@ def test_the_corpus_by_another_name_is_no_evaluation_data(tmp_path: Path) -> Non
         input=(str(tmp_path / "a" / "train.jsonl"),), evaluation_data=(str(tmp_path / "b" / "train.jsonl"),)
     )
     assert "which is in the corpus" in fault_of(make_plan, config).rule
+
+
+def test_a_copy_is_found_whatever_its_line_ends_and_a_short_text_as_a_whole(tmp_path: Path) -> None:
+    words = [f"w{number}" for number in range(40)]
+    wrapped = "\n".join(" ".join(words[start : start + 5]) for start in range(0, 40, 5))
+    (tmp_path / "held.txt").write_text(wrapped, encoding="utf-8")
+    write_texts(tmp_path / "short.jsonl", ["Capitala României este București ."])
+    write_texts(tmp_path / "train.jsonl", ["anything"])
+    held = (str(tmp_path / "held.txt"), str(tmp_path / "short.jsonl"))
+    plan = make_plan(CleanConfig(input=(str(tmp_path / "train.jsonl"),), evaluation_data=held))
+
+    def owners(text: str) -> set[int]:
+        return {*plan.evaluation.owners_of(hashes_of(text))}
+
+    assert owners(wrapped) == owners(" ".join(words)) == {0} and not owners(" ".join(words[:12]))
+    assert owners("capitala României este București") == {1}
+    assert not owners("Capitala României este București de mult")
+
+
+@pytest.mark.parametrize("name", ["text", "dropped"])
+def test_raw_text_among_the_clean_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "out" / name).mkdir(parents=True)
+    write_texts(tmp_path / "out" / name / "raw.jsonl", ["a text"])
+    config = CleanConfig(input=(f"{tmp_path}/out/{name}/*.jsonl",), output_dir=str(tmp_path / "out"))
+    assert "the clean text would lie beside the raw" in fault_of(make_plan, config).rule

@@ -72,3 +72,12 @@ def test_an_index_knows_whose_ngrams_a_text_has() -> None:
     assert {*index.owners_of(hashes_of(" ".join(numbers[55:75])))} == {2}, "a short text is looked for as a whole"
     assert not {*index.owners_of(hashes_of(" ".join(numbers[61:75])))}
     assert not {*index.owners_of(hashes_of(" ".join(numbers[:12])))} and len(texts[3][1].split()) < MIN_TOKENS
+
+
+def test_what_too_many_own_is_left_out() -> None:
+    """An instruction that all examples share, beside what is in one or two."""
+    words = [f"w{number}" for number in range(200)]
+    texts = [(owner, " ".join([*words[:20], *words[100 + owner : 115 + owner]])) for owner in range(9)]
+    index = NgramIndex(texts, 13, most=2)
+    assert not {*index.owners_of(hashes_of(" ".join(words[:20])))}
+    assert {*index.owners_of(hashes_of(" ".join(words[100:114])))} == {0, 1}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from shapes import shape_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import BartConfig, BartForConditionalGeneration, PreTrainedTokenizerFast
 from wide_weights import spread_weights
 
 from zerokara.base.durable import write_json
@@ -20,6 +20,7 @@ from zerokara.examples.facts import FinetuneFacts
 from zerokara.examples.formats import Message
 from zerokara.huggingface import families
 from zerokara.huggingface.families import stock_model_of
+from zerokara.huggingface.generation import context_length
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{n}" for n in range(60)), *(chr(each) for each in range(33, 127))]
 SPECIAL = families.SpecialIds(bos=1, eos=2, pad=0)
@@ -78,6 +79,24 @@ def test_a_prompt_longer_than_the_context_is_not_answered() -> None:
     assert found.num_too_long == 1 and found.outputs[1] == "" and not found.stopped[1]
     others = answers.answer(model, tokenizer_of(), ["w1", "w2", full], max_new_tokens=3)
     assert [*found.outputs[:1], *found.outputs[2:]] == others.outputs and others.outputs[2]
+
+
+def test_a_context_holds_for_an_encoder_decoder_with_positions_of_its_own_too() -> None:
+    sides = ("encoder_layers", "encoder_attention_heads", "decoder_layers", "decoder_attention_heads")
+    sizes = dict.fromkeys((*sides, "encoder_ffn_dim", "decoder_ffn_dim"), 1)
+    config = BartConfig(vocab_size=len(WORDS), max_position_embeddings=8, d_model=8, **sizes)
+    model = BartForConditionalGeneration(config).eval()
+    asked = [" ".join(["w1"] * length) for length in (8, 9)]
+    found = answers.answer(model, tokenizer_of("$A"), asked, max_new_tokens=20)
+    assert found.num_too_long == 1 and context_length(model) == 8
+
+
+def test_an_answer_is_what_the_model_wrote_whatever_its_folder_would_close_up() -> None:
+    tokenizer = tokenizer_of()
+    tokenizer.backend_tokenizer.decoder = decoders.WordPiece("##", cleanup=False)
+    tokenizer.clean_up_tokenization_spaces = True
+    ids = tokenizer("w1 ?")["input_ids"]
+    assert tokenizer.decode(ids, **answers.AS_WRITTEN) == "w1 ?"
 
 
 class Letters:

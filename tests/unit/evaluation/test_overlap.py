@@ -1,5 +1,7 @@
 """Which examples are found again, exactly and by n-gram."""
 
+import pytest
+
 from zerokara.corpus.token_hashes import words
 from zerokara.evaluation import overlap
 
@@ -33,3 +35,12 @@ def test_scripts_without_spaces_are_compared_by_characters() -> None:
     found = overlap.find([(text,), ("吾輩は犬である。名前はもう有る。ここで生れた",)], [f"夏目漱石、{text}頓と見当が"])
     assert found.by_ngram == [0]
     assert words("हिन्दी में") == ["हिन्दी", "में"]
+
+
+@pytest.mark.parametrize("number", [3, 40])
+def test_an_instruction_that_all_examples_share_is_no_sign(number: int) -> None:
+    instruction = " ".join(f"rule{word}" for word in range(15))
+    texts = [" ".join(f"w{index}x{word}" for word in range(15)) for index in range(2 * number)]
+    asked = [[f"{instruction} {text}"] for text in texts[:number]]
+    found = overlap.find(asked, [f"{instruction} {text}" for text in texts[number:]] + [f"so {texts[1]} it is"])
+    assert (found.exact, found.by_ngram) == ([], [1])

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from configs import refused
@@ -15,6 +16,7 @@ from toy_tokenizers import TrainToy
 from zerokara.base.errors import UserError
 from zerokara.config.data import packed
 from zerokara.config.finetune_config import FinetuneRunConfig
+from zerokara.examples.encoding import fit
 from zerokara.examples.example_files import ExampleFiles, prompt_of, read_task_examples
 from zerokara.examples.preparation import prepare
 from zerokara.finetuning import task
@@ -427,3 +429,10 @@ def test_unknown_answers_are_counted(tmp_path: Path, train_toy: TrainToy, capsys
     poor = Encoder(train_toy(vocab_size=560, byte_fallback=False))
     prepared(tmp_path, poor, [*PAIRS, {"source": "fox", "target": "ﷺ"}])
     assert "1 of 41 train answers" in capsys.readouterr().out
+
+
+def test_a_prompt_that_is_cut_keeps_its_first_token_where_that_begins_every_text() -> None:
+    read, learned = np.array([1, *range(10, 30)], np.int32), np.array([5, 2], np.int32)
+    (cut, answer), fate = fit([read, learned], 9, "cut_prompt", False, bos_id=1)
+    assert (cut.tolist(), answer.tolist(), fate) == ([1, *range(23, 30)], [5, 2], "cut")
+    assert fit([read, learned], 9, "cut_prompt", False)[0][0].tolist() == [*range(22, 30)]

@@ -99,7 +99,7 @@ def test_a_result_that_beats_nothing_is_a_warning(
         result = {"test_accuracy": test, "checkpoint": "global_step5", "test_examples": 7}
         (tmp_path / "test_result.json").write_text(json.dumps(result), encoding="utf-8")
     measured = {} if best is None else {"first_valid_accuracy": first, "best_selection_loss": -best}
-    newest = saved(tmp_path, 5, facts=measured)
+    newest = saved(tmp_path, 5, facts={**measured, "init_from": "models/begun"})
     config, plan = (
         FinetuneRunConfig(metric="accuracy", packed_length=8, lr=2e-4),
         SimpleNamespace(run_dir=tmp_path, encoder=None),

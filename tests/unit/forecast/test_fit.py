@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from configs import config_of, fault_of
 
+from zerokara.base.durable import write_json
 from zerokara.base.errors import RunError, UserError
 from zerokara.forecast import fit as module
 from zerokara.forecast.fit import CalibrationRun, MeasuredRun, SmallRuns, fit, plan_runs, slots
@@ -144,3 +147,33 @@ def test_one_that_fails_ends_the_others_and_none_begins(tmp_path: Path, monkeypa
         small.train(planned(60), SPEED, slots(2, 0) * 2)
     sleeper, *failing = (program.returncode for program in started)
     assert sleeper == -15 and 3 in failing and len(started) <= 4  # whichever failed first
+
+
+def test_results_are_those_of_one_validation_text(tmp_path: Path) -> None:
+    small = SmallRuns(Planner(tmp_path / "none.yaml", ()), tmp_path)
+    small.__dict__["folder"] = tmp_path
+    for number, eval_tokens in enumerate((1000, 50_000, 50_000)):
+        write_json(tmp_path / f"width64_tokens{number}_validation{eval_tokens}.json", asdict(MeasuredRun(1, number, 2)))
+    assert [run.tokens for run in small.results(50_000)] == [1, 2]
+
+
+def test_a_small_run_ends_with_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would go on beside the next plan, which measures this machine, and is refused its folder."""
+    program = f"""
+import os, signal, sys, time
+from pathlib import Path
+from zerokara.forecast import fit
+sys.executable = {str(tmp_path / "sleeper")!r}
+small = fit.SmallRuns.__new__(fit.SmallRuns)
+small.__dict__.update(folder=Path({str(tmp_path)!r}), settings={{}}, planner=fit.Planner(Path("none.yaml"), ()))
+run = fit.CalibrationRun({{}}, type("Shape", (), {{"hidden_size": 1, "raw_len": 64}}), 1, 1)
+print(small._start(run, fit.slots(1, 0)[0]).pid, flush=True)
+time.sleep(60)
+"""
+    (tmp_path / "sleeper").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    (tmp_path / "sleeper").chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, encoding="utf-8") as plan:
+        assert plan.stdout is not None
+        small_run = psutil.Process(int(plan.stdout.readline()))
+        plan.kill()
+    small_run.wait(10)

@@ -132,7 +132,7 @@ def test_names_settings_and_texts_of_others_are_no_markup(facts: dict[str, Any])
     assert "mixed with the distance to the teachers" in text
     data = ModelCard(text).data
     assert data.language == ["ja", nasty[:-1]] and data.license == f"- {nasty[:-1]}"
-    assert data.tags == ["zerokara", "pretrained-from-scratch"]
+    assert data.tags == ["zerokara", "continued-pretraining"]
     parser = MarkdownIt("commonmark", {"html": True}).enable("table")
     found = [each for token in parser.parse(ModelCard(text).text) for each in (token, *(token.children or []))]
     kinds = [token.type for token in found]
@@ -180,7 +180,8 @@ def test_the_hub_reads_the_result(finetuned: dict[str, Any]) -> None:
     (result,) = data.eval_results or []
     where = (result.task_type, result.dataset_name, result.dataset_split)
     assert where == ("text-generation", "Korean reviews", "test")
-    assert (result.metric_type, result.metric_value) == ("f1", 0.8712)
+    assert (result.metric_type, result.metric_value) == ("macro_f1", 87.12), "as step 8 writes it"
+    assert "95 % interval 85.1 to 88.99" in str(result.metric_name)
     snippet = text.partition("```python\n")[2].partition("```")[0]
     assert ast.parse(snippet) and 'apply_chat_template([{"role": "user", "content": "吾輩は"}]' in snippet
     # A loss has no interval, and without a test nothing is claimed.
@@ -196,4 +197,17 @@ def test_the_hub_reads_the_result(finetuned: dict[str, Any]) -> None:
 )
 def test_facts_of_another_form_are_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "finetune.json").write_text(content, encoding="utf-8")
+    (tmp_path / "run.json").touch()
     assert fault_of(read, tmp_path).where == str(tmp_path / "finetune.json")
+
+
+def test_a_model_that_was_not_begun_from_scratch_says_so(facts: dict[str, Any], finetuned: dict[str, Any]) -> None:
+    facts["training"]["init_from"] = "Llama 3"
+    text = render({**facts, "finetuning": None})
+    assert "pretrained further, from Llama 3, on" in text and "scratch" not in text
+    assert ModelCard(text).data.tags == ["zerokara", "continued-pretraining", "conversational"]
+
+
+def test_another_programs_file_of_that_name_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / "finetune.json").write_text('{"epochs": 3}', encoding="utf-8")
+    assert read(tmp_path) is None

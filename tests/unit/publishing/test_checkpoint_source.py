@@ -30,7 +30,7 @@ from zerokara.tokens.indexed import TokenPaths, bin_path
 
 
 def documents(config: PretrainConfig, num_lines: int, settings: ConvertConfig | None = None) -> list[str]:
-    files = checkpoint_source.corpus_files(settings or ConvertConfig(), config)
+    files = checkpoint_source.corpus_files(settings or ConvertConfig(), config, "")
     return checkpoint_source.documents(files, config, num_lines)
 
 

@@ -121,3 +121,13 @@ def test_a_missing_tokenizer_is_told_with_what_is_there(tmp_path: Path, monkeypa
     assert "step 1" in fault_of(Encoder, wanted).remedy
     Path("tokenizers", "romanian").mkdir(parents=True)
     assert "romanian" in fault_of(open_encoder, wanted).remedy
+
+
+def test_a_worker_has_the_tokenizer_that_was_opened_whatever_is_in_its_file_by_then(
+    toy: Encoder, toy_bpe: Encoder, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(toy.model_bytes)
+    sent = pickle.dumps(Encoder(path))
+    path.write_bytes(toy_bpe.model_bytes)
+    assert pickle.loads(sent).sha256 == toy.sha256

@@ -21,7 +21,7 @@ from zerokara.steps.command import Options
 from zerokara.steps.tokenize import tokenize
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.encode import summary_rows
-from zerokara.tokens.held_out import num_copies
+from zerokara.tokens.held_out import num_copies, num_valid_documents
 from zerokara.tokens.indexed import TokenPaths, open_splits
 from zerokara.training.planning.run_plan import make_plan, origin_notes
 from zerokara.training.validation import LossValidation
@@ -138,3 +138,13 @@ def test_a_fraction_beside_held_out_text_is_refused() -> None:
     assert fault_of(config_of, valid_jsonl=["held.txt"], valid_fraction=0.1).key == "valid_fraction"
     for fraction in (0, 0.01):
         assert config_of(valid_jsonl="held.txt", valid_fraction=fraction).valid_jsonl == ("held.txt",)
+
+
+def test_a_prefix_may_not_be_that_of_anothers_validation_files(config: PretrainConfig, tmp_path: Path) -> None:
+    other = config.model_copy(update={"output_prefix": f"{config.output_prefix}_valid"})
+    assert "validation files of the prefix before it" in fault_of(tokenize, other, Options(tmp_path / "c.yaml")).rule
+
+
+def test_half_of_an_odd_number_may_be_held_out() -> None:
+    config = config_of(input_jsonl=["a.jsonl"], valid_fraction=0.5, valid_min_documents=1)
+    assert [num_valid_documents(config, 0, number) for number in (2, 7, 8)] == [1, 3, 4]

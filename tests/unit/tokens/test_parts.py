@@ -15,6 +15,8 @@ from made_tokens import discard_work, encode, finished, stopping_after
 from zerokara.base.errors import RunError, UserError
 from zerokara.base.manifest import file_key
 from zerokara.config.pretrain_config import PretrainConfig
+from zerokara.config.writing import as_yaml
+from zerokara.steps import tokenize
 from zerokara.tokens.indexed import TokenPaths
 from zerokara.tokens.shard_tasks import Part
 from zerokara.tokens.work_folder import claimed, write_once
@@ -127,3 +129,19 @@ def test_who_came_first_is_known_without_links_too(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "link", refused)
     assert [write_once(tmp_path / "plan.json", number) for number in (1, 2)] == [1, 1]
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_parts_of_another_text_wait_for_the_merge_that_is_told(
+    config: PretrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: str) -> str:
+        path = tmp_path / "config.yaml"
+        path.write_text(as_yaml(config), encoding="utf-8")
+        assert tokenize.main(["--config", str(path), *arguments]) == 0
+        return capsys.readouterr().out
+
+    run()
+    told = [run("--redo", "--part", f"{number}/2") for number in range(2)][1]
+    assert "--merge --redo" in told
+    assert "done already" in run() and "done already" in run("--merge")
+    assert "had finished" in run("--merge", "--redo") and not TokenPaths(config.output_prefix).work_folder.exists()

@@ -89,3 +89,26 @@ def test_one_changed_bit_changes_the_checksum(dtype: torch.dtype, integers: torc
         swapped = weights.flip(0)
         assert int(checksum(weights)) == before != int(checksum(swapped))
     assert int(checksum(torch.empty(0, dtype=dtype))) == 0, "ZeRO 3 leaves nothing of a partitioned parameter"
+
+
+def test_parts_of_weights_are_compared_where_each_process_holds_one() -> None:
+    """Under ZeRO 3 a parameter itself is empty."""
+    parallel.start_alone()
+    model = build(shape_of(100, num_layers=1, hidden_size=16), torch.float32)
+    norm = dict(model.named_parameters())[NORM]
+    norm.ds_tensor, norm.data = norm.data.clone(), torch.empty(0)
+    found, check = list[torch.Tensor](), DivergenceCheck(model, step=20)
+
+    def all_gather(into: list[torch.Tensor], own: torch.Tensor) -> None:
+        found.append(own)
+        for each in into:
+            each.copy_(own)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel, "tensor_size", lambda: 2)
+        patch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        patch.setattr(torch.distributed, "all_gather", all_gather)
+        check.check(30)
+        norm.ds_tensor += 1
+        check.check(40)
+    assert found[0].tolist() != found[1].tolist()

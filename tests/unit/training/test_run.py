@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from zerokara.samples.objective import Batch
 from zerokara.training import run
+from zerokara.training.compute.engine import read_once
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.run import StepBatches, load_batches
 
@@ -92,3 +94,9 @@ def test_numbers_of_another_loss_or_another_validation_are_not_compared(
     plan = plan_of()
     other = replace(plan, data=replace(plan.data, valid_sha256="another"))
     assert "selection_loss" not in run._comparable(other, state, print).facts
+
+
+def test_the_norm_and_the_numbers_of_a_step_may_be_on_two_devices() -> None:
+    """DeepSpeed's norm is on the CPU where it offloads."""
+    with FakeTensorMode(), pytest.raises(DataDependentOutputException):  # it has got to the reading
+        read_once(torch.ones(()), torch.ones(2, dtype=torch.float64, device="cuda"))

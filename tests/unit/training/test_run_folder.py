@@ -295,3 +295,19 @@ def test_what_to_do_without_validation_data(plan_of: Plan) -> None:
     without = replace(plan, data=replace(plan.data, num_valid_tokens=0))
     fault = fault_of(run_folder.find_checkpoint, without, "")
     assert fault.key == "valid_fraction" and "step 2 with --redo, or step 7" in str(fault)
+
+
+def test_another_model_to_start_from_is_told_and_ends_no_run_that_has_begun(plan_of: Plan, tmp_path: Path) -> None:
+    """Its weights may be others at the same place."""
+    base = tmp_path / "base" / "model.safetensors"
+    base.parent.mkdir()
+    base.write_bytes(b"first")
+    plan = plan_of(f"init_from={base.parent}")
+    run_folder.claim(plan)
+    saved(plan.run_dir, 1, facts={earlier_run.INIT_FACT: earlier_run.weights_id(str(base.parent))})
+    assert changes(plan) == {}
+    base.write_bytes(b"other")
+    assert "which a new run alone begins with" in changes(plan)["init_from"][1]
+    base.unlink()
+    base.parent.rmdir()
+    assert changes(plan) == {}, "it was read long ago"

@@ -13,6 +13,7 @@ import torch
 from drawn_models import build
 from made_tokens import write_documents
 from tiny import T5
+from toy_tokenizers import TrainToy
 
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.config.loading import load
@@ -22,6 +23,7 @@ from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import open_models
 from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.samples.batches import validation_batches
+from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training import run
 from zerokara.training.planning.run_plan import RunPlan, make_plan
@@ -71,10 +73,18 @@ def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architec
         assert num_bytes == sum(len(text.encode()) for text in texts)
 
 
-@pytest.mark.parametrize("settings", [[], ["intra_document_masking=true"]], ids=["stream", "intra-document"])
-def test_step_8_measures_the_same(plan_of: Callable[..., RunPlan], tmp_path: Path, settings: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("settings", "is_prefixed"),
+    [([], False), (["intra_document_masking=true"], False), ([], True)],
+    ids=["stream", "intra-document", "dummy prefix"],
+)
+def test_step_8_measures_the_same(
+    plan_of: Callable[..., RunPlan], train_toy: TrainToy, tmp_path: Path, settings: list[str], is_prefixed: bool
+) -> None:
     """On the exported model and the same documents, some shorter than the context and some much longer."""
     plan = plan_of(*settings)
+    if is_prefixed:  # each line of a text, but for an empty one, begins with a space that is not in it
+        plan = replace(plan, encoder=Encoder(train_toy(add_dummy_prefix=True)))
     encoder, shape = plan.encoder, plan.shape
     torch.manual_seed(3)
     model = build(shape)
@@ -83,7 +93,8 @@ def test_step_8_measures_the_same(plan_of: Callable[..., RunPlan], tmp_path: Pat
             parameter.mul_(8)  # so that what stands before a token matters
     ids = np.concatenate([document[:-1] for document in map(IndexedTokens(plan.data.valid_prefix).__getitem__, (0, 1))])
     lengths = [shape.seq_len * 3 + 5, 1, 7, shape.seq_len, shape.seq_len - 1, shape.seq_len + 1]
-    texts = [encoder.decode(part) for part in np.split(ids, np.cumsum(lengths))[:-1]]
+    texts = [plan_of().encoder.decode(part) for part in np.split(ids, np.cumsum(lengths))[:-1]]
+    texts[0] = f"\n{texts[0]}\n\n\n{texts[0]}\n"
     encoded = [encoder.encode(text) for text in texts]
     assert len(encoded[0]) > 2 * shape.seq_len and min(map(len, encoded)) < shape.seq_len / 4
     write_documents(tmp_path / "some", [np.append(each, encoder.eos_id) for each in encoded], np.dtype(np.uint16))

@@ -82,3 +82,17 @@ def test_the_operators_exist() -> None:
     names = {schema.name for schema in torch._C._jit_get_all_schemas()}
     for kernel in ("flash_attention", "cudnn_attention", "flash_attention_for_cpu", "varlen_attn"):
         assert kernel in attention_kernels(names).split()
+
+
+def test_fewer_machines_train_the_same_batch_with_another_micro_batch(
+    plan_of: Callable[..., RunPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where one of three is lost: two share twelve sequences, of which each took four."""
+    plan = plan_of("global_batch_size=12", "micro_batch_size=auto", "nodes=3", "optimizer=adamw").on_processes(3, 3)
+    plan.with_settings(precision="fp32", micro_batch_size=4).write(tmp_path / "plan.json")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    found = list[RunPlan]()
+    assert worker.main([str(tmp_path / "plan.json"), "work"], work={"work": found.append}) == 0
+    (plan,) = found
+    assert (plan.nodes, plan.data_parallel_size, plan.resolved.micro_batch) == (2, 2, 2)

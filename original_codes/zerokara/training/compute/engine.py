@@ -61,7 +61,9 @@ class Engine(Protocol):
 def read_once(norm: Tensor, numbers: Tensor | None) -> tuple[float, list[float]]:
     """Return the gradient norm and `numbers`: the only time in a step that the host waits for the device."""
     together = norm.double().view(1)
-    value, *others = (together if numbers is None else torch.cat([together, numbers])).tolist()
+    if numbers is not None:  # DeepSpeed's norm is on the CPU where it offloads the gradients
+        together = torch.cat([together.to(numbers.device), numbers])
+    value, *others = together.tolist()
     return value, others
 
 

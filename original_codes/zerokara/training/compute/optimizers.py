@@ -132,7 +132,7 @@ class Optimizer(torch.optim.AdamW):
             return whole
         held = self._part(name, self.state[place.tensor][key] if key else place.tensor.detach())
         if len(self._ranks) == 1:
-            return held.view(shape)
+            return held.view(shape).to(self._device)  # off the CPU, where it is offloaded: NCCL gathers it
         whole = torch.zeros(math.prod(shape), device=self._device)
         mine = place.ranges[self._rank]
         whole[mine.start : mine.stop] = held

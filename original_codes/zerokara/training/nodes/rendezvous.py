@@ -10,7 +10,6 @@ from starting, and each of them prints every fault of all.
 
 import contextlib
 import hashlib
-import os
 import platform
 import secrets
 import socket
@@ -25,6 +24,7 @@ from typing import Any
 import orjson
 from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 
+from zerokara.base import manifest
 from zerokara.base.errors import Fault, RunError, Stopped, UserError, refuse
 from zerokara.base.progress import bytes_text, plural
 from zerokara.base.resources import free_bytes
@@ -49,14 +49,12 @@ PACKAGES = (
 MAX_CLOCK_SECONDS = 5.0
 """Largest difference of clocks: torch's rendezvous takes a machine for lost whose last heartbeat, by the clock of that
 machine, is ten seconds old by the clock of another."""
-SAMPLES, SAMPLE_BYTES = 256, 64 * 1024
-"""Blocks of each token file that are compared, and their size."""
 COMPARED = {
     "code": ("another zerokara", "check out the same commit on every machine, without changes of its own"),
     "packages": ("other packages", "run ./setup.sh on this machine: it installs the versions of the lock file"),
-    "settings": ("other settings", "copy config.yaml to every machine, and give each the same --set"),
+    "settings": ("other settings", "copy config.yaml and a run folder to every machine, and give each the same --set"),
     "tokenizer": ("another tokenizer", "copy it from the first machine"),
-    "data": ("other token files", "copy them from the first machine, with their manifest"),
+    "data": ("other token files or models", "copy them from the first machine, with their manifest"),
     "processes": ("another number of processes", "set num_processes to what every machine has"),
     "device": ("another kind of device", "set CUDA_VISIBLE_DEVICES, or leave this machine out"),
     "precision": ("another precision", "set precision: bf16, or fp32, rather than auto"),
@@ -239,7 +237,9 @@ def check_consistent(rendezvous: Rendezvous, plan: RunPlan) -> RunPlan:
     prefixes = {"train": plan.data.train_prefix, "valid": plan.data.valid_prefix}
     files = {name + path.suffix: path for name, at in prefixes.items() for path in (bin_path(at), idx_path(at))}
     tokens = {"train": plan.data.sha256[:12], "valid": plan.data.valid_sha256[:12]}
-    tokens |= {name: _sampled(path) for name, path in files.items() if path.exists()}
+    tokens |= {name: manifest.sampled_sha256([path]) for name, path in files.items() if path.exists()}
+    folders = filter(None, (plan.requested.init_from, *plan.requested.teachers))
+    tokens |= {folder: manifest.sampled_sha256(sorted(Path(folder).glob("*.safetensors"))) for folder in folders}
     settings = plan.requested.model_dump(mode="json") | {"deepspeed_template": plan.requested_template}
     own = _machine(rendezvous, plan.run_dir) | {
         "code": code.hexdigest(),
@@ -302,14 +302,3 @@ def _line(index: int, report: dict[str, Any]) -> str:
         processes = plural(report["processes"], "process", "processes")
         what = f"{processes} on {report['devices']}  zerokara {report['code'][:8]}  data {report['data']['train'][:8]}"
     return f"{index}  {report['host']} ({report['address']})  {what}  {bytes_text(report['free_bytes'])} free"
-
-
-def _sampled(path: Path) -> str:
-    """Hash a file's size and `SAMPLES` blocks spread over it: terabytes within a second."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with open(path, "rb", buffering=0) as file:
-        last = max(0, size - SAMPLE_BYTES)
-        for start in sorted({last * number // (SAMPLES - 1) for number in range(SAMPLES)}):
-            digest.update(os.pread(file.fileno(), SAMPLE_BYTES, start))
-    return digest.hexdigest()[:12]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerokara.base import manifest
 from zerokara.base.errors import Fault
 from zerokara.checkpoint import TrainingState
 from zerokara.config.engine import MonitoringSettings
@@ -31,6 +32,8 @@ _KEY_NAMES = {
     "curriculum": "stages, source_weights or the number of documents in input_jsonl",
 }
 """Entries of the identity that are no settings, as the user knows them."""
+INIT_FACT = "init_from_weights"
+"""The fact of a run's state that is `weights_id` of the model that it began with."""
 _DERIVED = {"vocab_size", "raw_len", "input_len", "target_len"}  # reported only where nothing else differs
 # Settings whose change is not reported: the content of those files is compared, and step 2's own.
 _UNREPORTED = PLACES - {"deepspeed_template"} | {"num_workers"}
@@ -107,6 +110,9 @@ def resumption(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Resum
         return Resumption(faults)
     before, now = earlier.plan["requested"], plan.requested.model_dump(mode="json", exclude={*_UNREPORTED})
     changed = {key: (before[key], value) for key, value in now.items() if before.get(key, value) != value}
+    began, base = earlier.state and earlier.state.facts.get(INIT_FACT), plan.requested.init_from
+    if began and base and Path(base).is_dir() and began != weights_id(base):
+        changed["init_from"] = before["init_from"], f"{base} with other weights, which a new run alone begins with"
     if earlier.ended_at is not None and plan.schedule.num_steps <= earlier.ended_at:
         # What the last start tried by --set was for that start.
         tried = {key for key in earlier.plan["origin"]["overridden"] if not plan.requested.typed(key)}
@@ -117,6 +123,11 @@ def resumption(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Resum
         return Resumption(faults, is_finished=True)
     faults = [*_length_faults(plan, earlier), *_forgotten_faults(plan, earlier, resume_command)]
     return Resumption(faults, False, changed)
+
+
+def weights_id(folder: str) -> str:
+    """What tells the weights in a Hugging Face folder from others, without reading all of them."""
+    return manifest.sampled_sha256(sorted(Path(folder).glob("*.safetensors")))
 
 
 def texts_of(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:

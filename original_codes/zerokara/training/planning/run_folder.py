@@ -199,8 +199,9 @@ def summary_rows(
     rows = [
         ("trained", f"{count_text(facts['tokens'])} tokens, {facts['epochs']:.3f} epochs, {facts['steps']:,} steps"),
         ("time", f"{seconds_text(seconds)}, {count_text(facts['tokens'] / seconds)} tok/s over all starts"),
-        ("loss", f"{facts['first_loss']:.3f} → {facts['loss']:.3f} nats per token"),
     ]
+    if "loss" in facts:  # else every step was skipped
+        rows.append(("loss", f"{facts['first_loss']:.3f} → {facts['loss']:.3f} nats per token"))
     if "valid_bits_per_byte" in facts:
         before, after = facts["first_valid_bits_per_byte"], facts["valid_bits_per_byte"]
         best, step = facts.get("best_valid_bits_per_byte"), facts.get("best_valid_step", 0)
