@@ -10,6 +10,7 @@ from configs import typed
 from tiny import assert_same_bits
 from token_sources import consumption_of
 
+from zerokara import checkpoint
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.steps import tokenize
@@ -34,7 +35,7 @@ def tokenized(tiny_data: dict[str, str], folder: Path, sources: dict[str, slice]
 
 
 KINDS: dict[str, dict] = {
-    "fp32": {"precision": "fp32"},
+    "fp32": {"precision": "fp32", "eval_interval": 4, "keep_last": 20},
     "bf16": {"precision": "bf16"},
     "curriculum": {"stages": STAGES, "dropout": 0.1},
     "adafactor_bf16": {"optimizer": "adafactor", "precision": "bf16"},
@@ -76,6 +77,12 @@ def test_resumed_twice_equals_unbroken_bit_for_bit(runs: dict, name: str) -> Non
     unbroken, broken = runs[f"{name}_unbroken"], runs[f"{name}_broken"]
     assert len(unbroken.losses) == (CURRICULUM_STEPS if "stages" in KINDS[name] else STEPS)
     assert_same_bits(broken, unbroken)
+
+
+def test_a_validation_that_a_stop_put_off_is_in_its_checkpoint(runs: dict) -> None:
+    """Else the best one may be deleted, whose number nobody knows."""
+    state = checkpoint.read_state(checkpoint.folder_of(runs["fp32_broken"].folder, STOPS[0]))
+    assert state.facts["valid_step"] == STOPS[0] and "selection_loss" in state.facts
 
 
 def test_every_step_is_recorded_once(runs: dict) -> None:
