@@ -8,7 +8,7 @@ languages: five tokens in a row are five words, or five characters. Where texts 
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,19 @@ def ngrams(hashes: Hashes, size: int) -> Hashes:
     return combined
 
 
+def _without_shared(texts: Sequence[tuple[int, Hashes]], size: int, most: int) -> Iterator[tuple[int, Hashes]]:
+    """What is left of texts without the tokens of n-grams that more than `most` of them have."""
+    of_texts = [np.unique(ngrams(hashes, size)) for _, hashes in texts]
+    known, counts = np.unique(np.concatenate([np.empty(0, np.uint64), *of_texts]), return_counts=True)
+    for owner, hashes in texts:
+        is_shared = np.zeros(len(hashes), np.bool_)
+        for start in np.flatnonzero(np.isin(ngrams(hashes, size), known[counts > most])):
+            is_shared[start : start + size] = True
+        edges = np.flatnonzero(is_shared[1:] != is_shared[:-1]) + 1
+        parts = zip(np.split(hashes, edges), np.split(is_shared, edges), strict=True)
+        yield from ((owner, part) for part, shared in parts if not shared.any())
+
+
 class NgramIndex:
     """N-grams of texts, by size (`longest`, or a shorter text's own, from `shortest` on): in rising order, and the
     owner of each; 12 bytes each."""
@@ -69,10 +82,11 @@ class NgramIndex:
     def __init__(
         self, texts: Iterable[tuple[int, str]], longest: int, shortest: int = MIN_TOKENS, most: int | None = None
     ):
-        """An n-gram with more than `most` owners is left out: it is an instruction that all share."""
+        """Where more than `most` texts have an n-gram, its tokens are left out: it is an instruction that all share."""
         found: dict[int, list[tuple[Hashes, NDArray[np.int32]]]] = defaultdict(list)
-        for owner, text in texts:
-            if len(hashes := hashes_of(text)) >= shortest:
+        hashed = ((owner, hashes_of(text)) for owner, text in texts)
+        for owner, hashes in hashed if most is None else _without_shared([*hashed], longest, most):
+            if len(hashes) >= shortest:
                 size = min(longest, len(hashes))
                 known = np.unique(ngrams(hashes, size))
                 found[size].append((known, np.full(len(known), owner, np.int32)))
@@ -80,11 +94,7 @@ class NgramIndex:
         for size, parts in found.items():
             known, owners = (np.concatenate(each) for each in zip(*parts, strict=True))
             order = np.argsort(known, kind="stable")
-            known, owners = known[order], owners[order]
-            if most is not None:
-                _, place, count = np.unique(known, return_inverse=True, return_counts=True)
-                known, owners = (each[count[place] <= most] for each in (known, owners))
-            self._by_size[size] = known, owners
+            self._by_size[size] = known[order], owners[order]
 
     def __len__(self) -> int:
         return sum(len(known) for known, _ in self._by_size.values())

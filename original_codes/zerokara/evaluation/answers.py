@@ -57,7 +57,8 @@ def answers_of(
         RunError: the tokenizer has no end token, or no chat template for conversations.
     """
     limit = max_new_tokens or num_tokens_allowed(model.tokenizer, expected)
-    folder = block_cache.folder_of(cache, model.content, str(model.dtype), list(prompts), limit, BLOCK_PROMPTS)
+    asked_how = str(model.dtype), list(prompts), limit, BLOCK_PROMPTS, AS_WRITTEN
+    folder = block_cache.folder_of(cache, model.content, *asked_how)
     outputs, stopped, num_too_long = list[str](), list[bool](), 0
     for index, start in enumerate(range(0, len(prompts), BLOCK_PROMPTS)):
         asked = prompts[start : start + BLOCK_PROMPTS]

@@ -41,6 +41,9 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     if others := exported_folder.to_keep(folder):
         kept = f"{', '.join(others[:5])}{' …' if others[5:] else ''}; it is kept as {unused_name(folder, ASIDE_ENDING)}"
         print(f"  {folder} holds files that step 4 did not write, or that were changed: {kept}")
+    base = source.state.facts.get("init_from")
+    if base and not exported_folder.is_export(Path(base)):
+        print(f"  the card says license: {config.license}; see that the license of {base} allows it")
     if options.dry_run:
         print("dry run: nothing was written")
         return

@@ -76,8 +76,9 @@ def test_an_index_knows_whose_ngrams_a_text_has() -> None:
 
 def test_what_too_many_own_is_left_out() -> None:
     """An instruction that all examples share, beside what is in one or two."""
-    words = [f"w{number}" for number in range(200)]
-    texts = [(owner, " ".join([*words[:20], *words[100 + owner : 115 + owner]])) for owner in range(9)]
+    words = [f"w{number}" for number in range(400)]
+    places = [100, 100, *range(120, 400, 20)]
+    texts = [(owner, " ".join([*words[:20], *words[place : place + 15]])) for owner, place in enumerate(places)]
     index = NgramIndex(texts, 13, most=2)
-    assert not {*index.owners_of(hashes_of(" ".join(words[:20])))}
+    assert not {*index.owners_of(hashes_of(" ".join([*words[:20], words[100]])))}, "nor what begins in it"
     assert {*index.owners_of(hashes_of(" ".join(words[100:114])))} == {0, 1}
