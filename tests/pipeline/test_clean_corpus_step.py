@@ -330,6 +330,7 @@ def test_a_file_that_came_after_the_report_stays_and_a_move_that_was_cut_off_goe
     assert clean_corpus.main([*command, *typed("report_only=false")]) == 1, "killed before its manifest"
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
+    assert clean_corpus.main([*command, *typed("near_duplicates=0")]) == 0, "a report by other rules in between"
     capsys.readouterr()
     assert clean_corpus.main([*command, *typed("report_only=false")]) == 0
     assert "--set text_field=text" in capsys.readouterr().out, "of the clean text, whatever that of the raw is"

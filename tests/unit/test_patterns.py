@@ -180,7 +180,7 @@ def _own_lines(text: str) -> None:
 
 
 def _owners(text: str) -> None:
-    index = token_hashes.NgramIndex([(0, text), (1, text)], 13)
+    index = token_hashes.NgramIndex([(owner, token_hashes.hashes_of(text)) for owner in (0, 1)], 13)
     deque(index.owners_of(token_hashes.hashes_of(text)), 0)
 
 

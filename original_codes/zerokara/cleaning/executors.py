@@ -31,7 +31,7 @@ Stage = Callable[[Plan, Path, int, int], None]
 _WORKER_BYTES = 2_000_000_000
 _POLL_SECONDS = 2.0
 MOVING = "moving"
-"""Mark in the work folder, from when outputs are replaced until the manifest is written."""
+"""Mark beside the work folder, from when outputs are replaced until the manifest is written."""
 
 
 def num_workers(plan: Plan) -> int:
@@ -74,13 +74,13 @@ def _run(name: str, stage: Stage, folder: Path, plan: Plan, num_tasks: int) -> N
         log(f"{name}: {plural(num_tasks, 'task')} as jobs of Slurm ({job})")
         _wait_for_slurm(job)
         environment = {"env_command": f'export PATH="{sys.prefix}/bin:$PATH"', "job_name": job, "qos": None}
-        _made(_Slurm, {"time": "24:00:00", "mem_per_cpu_gb": 4} | environment | common | options).run()
+        _made(_Slurm, {"time": "24:00:00", "mem_per_cpu_gb": 4} | environment | options | common).run()
         _wait_for_slurm(job)
     elif plan.config.executor == "ray":
         import ray
 
         ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
-        _made(RayPipelineExecutor, common | options).run()
+        _made(RayPipelineExecutor, options | common).run()
     else:
         _run_here(LocalPipelineExecutor(**common, workers=num_workers(plan)), name)
     if missing := len(LocalPipelineExecutor(**common).get_incomplete_ranks()):
@@ -133,7 +133,7 @@ def _wait_for_slurm(job: str) -> None:
 
 def move_into_place(folder: Path, plan: Plan) -> None:
     """Give the clean text of each task its name, and put what each rule dropped into one file."""
-    (folder / MOVING).touch()
+    (folder.parent / MOVING).touch()
     shutil.rmtree(folder / "writing")  # which is done again if this is interrupted
     for output in plan.outputs:
         output.unlink(missing_ok=True)  # of an earlier run

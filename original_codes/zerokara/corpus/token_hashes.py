@@ -8,7 +8,7 @@ languages: five tokens in a row are five words, or five characters. Where texts 
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 Hashes = NDArray[np.uint64]
 MIN_TOKENS = 8
-"""A text with fewer tokens is looked for among texts as short only: "very good film" is everywhere."""
+"""A text with fewer tokens is not looked for by n-grams: "very good film" is everywhere."""
 UNSPACED = (  # from Thai to Batak, Chinese to Yi, Javanese to Tai Viet, old scripts, Tangut, kana, Chinese again
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f\u1bc0-\u1bff\u2e80-\u2fdf"
     "\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3038-\u303c\u3041-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf"
@@ -62,31 +62,18 @@ def ngrams(hashes: Hashes, size: int) -> Hashes:
     return combined
 
 
-def _without_shared(texts: Sequence[tuple[int, Hashes]], size: int, most: int) -> Iterator[tuple[int, Hashes]]:
-    """What is left of texts without the tokens of n-grams that more than `most` of them have."""
-    of_texts = [np.unique(ngrams(hashes, size)) for _, hashes in texts]
-    known, counts = np.unique(np.concatenate([np.empty(0, np.uint64), *of_texts]), return_counts=True)
-    for owner, hashes in texts:
-        is_shared = np.zeros(len(hashes), np.bool_)
-        for start in np.flatnonzero(np.isin(ngrams(hashes, size), known[counts > most])):
-            is_shared[start : start + size] = True
-        edges = np.flatnonzero(is_shared[1:] != is_shared[:-1]) + 1
-        parts = zip(np.split(hashes, edges), np.split(is_shared, edges), strict=True)
-        yield from ((owner, part) for part, shared in parts if not shared.any())
-
-
 class NgramIndex:
-    """N-grams of texts, by size (`longest`, or a shorter text's own, from `shortest` on): in rising order, and the
-    owner of each; 12 bytes each."""
+    """N-grams of texts, by size (`longest`, or a shorter text's own): in rising order, and the owner of each; 12 bytes
+    each."""
 
-    def __init__(
-        self, texts: Iterable[tuple[int, str]], longest: int, shortest: int = MIN_TOKENS, most: int | None = None
-    ):
-        """Where more than `most` texts have an n-gram, its tokens are left out: it is an instruction that all share."""
+    def __init__(self, texts: Iterable[tuple[int, Hashes]], longest: int):
+        """Index texts by their tokens, each with its owner."""
+        self.num_short = 0
+        """Texts that are left out, since they have fewer than `MIN_TOKENS`."""
         found: dict[int, list[tuple[Hashes, NDArray[np.int32]]]] = defaultdict(list)
-        hashed = ((owner, hashes_of(text)) for owner, text in texts)
-        for owner, hashes in hashed if most is None else _without_shared([*hashed], longest, most):
-            if len(hashes) >= shortest:
+        for owner, hashes in texts:
+            self.num_short += len(hashes) < MIN_TOKENS
+            if len(hashes) >= MIN_TOKENS:
                 size = min(longest, len(hashes))
                 known = np.unique(ngrams(hashes, size))
                 found[size].append((known, np.full(len(known), owner, np.int32)))
@@ -102,8 +89,6 @@ class NgramIndex:
     def owners_of(self, hashes: Hashes) -> Iterator[int]:
         """Owners of the n-grams that these tokens have too."""
         for size, (known, owners) in self._by_size.items():
-            if size < MIN_TOKENS and size != len(hashes):  # not the whole text
-                continue
             found = ngrams(hashes, size)
             first, after = (np.searchsorted(known, found, side) for side in ("left", "right"))
             places = np.flatnonzero(after > first)

@@ -112,6 +112,7 @@ def stream(model: "LoadedModel", prompt: Prompt, max_new_tokens: int, settings: 
 
     tokenizer, context, is_encoder_decoder = model.tokenizer, model.context_length, model.is_encoder_decoder
     ends, wanted, given, notes = end_ids(model.model, tokenizer), min(max_new_tokens, context // 2), prompt, list[str]()
+    wanted = 0 if is_encoder_decoder else wanted  # of the same positions
     while len(ids := prompt_ids(tokenizer, prompt, is_encoder_decoder, ends)) > context - wanted:
         if isinstance(prompt, str) or len(prompt) < 3:
             break
@@ -125,7 +126,7 @@ def stream(model: "LoadedModel", prompt: Prompt, max_new_tokens: int, settings: 
         notes.append(f"without the first {len(ids) - left - len(begins):,} of {len(ids):,} tokens of the prompt")
         ids = [*begins, *ids[-left:]]
     ids = ids or ends[:1]  # of an empty text: in training a document follows the end of another
-    limit = min(max_new_tokens, context - len(ids))
+    limit = min(max_new_tokens, context - (0 if is_encoder_decoder else len(ids)))
     ids_BS = torch.tensor([ids], device=model.device)
     # An encoder-decoder's sentinel tokens tell which masked span the text after them fills.
     shown = AS_WRITTEN | {"skip_special_tokens": not is_encoder_decoder}

@@ -276,7 +276,7 @@ def overlaps(config: EvaluateConfig, tasks: Sequence[TaskData]) -> list[dict[str
     for each, task in zip(found, tasks, strict=True):
         if task.train:
             sources = [source for source, _ in task.train]
-            each[TRAINING] = overlap.find([(source,) for source in task.sources], sources)
+            (each[TRAINING],) = overlap.find([[(source,) for source in task.sources]], sources)
     if config.pretraining_data and tasks:
         files = find_files(config.pretraining_data, config.where("pretraining_data"))
         items = read_files(files, "comparing with the pretraining data", config.text_field, config.txt_document)
@@ -284,9 +284,7 @@ def overlaps(config: EvaluateConfig, tasks: Sequence[TaskData]) -> list[dict[str
         if (first := next(documents, None)) is None:
             rule = f"holds no document with the field {config.text_field!r}"
             raise UserError(config.fault("pretraining_data", rule, "check text_field"))
-        whole = overlap.find([texts for task in tasks for texts in task.texts], chain([first], documents))
-        start = 0
-        for each, task in zip(found, tasks, strict=True):
-            each[PRETRAINING] = whole.part(start, len(task.sources))
-            start += len(task.sources)
+        of_tasks = overlap.find([task.texts for task in tasks], chain([first], documents))
+        for each, of_task in zip(found, of_tasks, strict=True):
+            each[PRETRAINING] = of_task
     return found

@@ -4,21 +4,26 @@ A text of an example overlaps another text
 
 * *exactly*, if it is one of the others, or a line of one, up to white space and Unicode's composed form;
 * *by n-gram*, if the two share `NGRAM` tokens in a row; a text of fewer tokens must be in the other as a whole, and one
-  of fewer than eight is compared exactly only: "very good film" is everywhere. What many examples share is left out.
+  of fewer than eight is compared exactly only: "very good film" is everywhere. What most examples of a task share is
+  left out.
 
 Tokens are those of `corpus.token_hashes`: words in lower case, or single characters in scripts without spaces.
 13 is the length that the GPT-3 paper looks for (Brown et al. 2020, appendix C), 8 the least that it allows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from zerokara.corpus.token_hashes import NgramIndex, composed, hashes_of
+import numpy as np
+
+from zerokara.corpus.token_hashes import Hashes, NgramIndex, composed, hashes_of, ngrams
 
 NGRAM = 13
 MOST_OWNERS = 8
-"""Examples, or a twentieth of them all, that an n-gram may be in; one of more, or of all, is their instruction, and no
-sign that any was seen."""
+"""Examples, or half of a task's, that may share an n-gram; what more of them share is their instruction, and no sign
+that any was seen."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +53,39 @@ class Overlap:
         return Overlap(num_examples, exact, by_ngram)
 
 
-def find(examples: Sequence[Sequence[str]], others: Iterable[str]) -> Overlap:
-    """Look for `examples`, each of one text or several, among `others`, which are read once."""
-    whole: dict[str, list[int]] = {}
-    for index, texts in enumerate(examples):
-        for text in texts:
-            whole.setdefault(normalized(text), []).append(index)
-    all_texts = ((index, text) for index, texts in enumerate(examples) for text in texts)
-    most = max(1, min(max(MOST_OWNERS, len(examples) // 20), len(examples) - 1))
-    ngrams = NgramIndex(all_texts, NGRAM, most=most)
-    exact: set[int] = set()
-    by_ngram: set[int] = set()
+def find(tasks: Sequence[Sequence[Sequence[str]]], others: Iterable[str]) -> list[Overlap]:
+    """Look for the examples of each task, each of one text or several, among `others`, which are read once."""
+    whole, hashed, num = dict[str, list[int]](), list[tuple[int, Hashes]](), 0
+    for examples in tasks:
+        of_task = [(number, hashes_of(text)) for number, texts in enumerate(examples, num) for text in texts]
+        hashed += _without_shared(of_task, max(MOST_OWNERS, len(examples) // 2))
+        for number, texts in enumerate(examples, num):
+            for text in texts:
+                whole.setdefault(normalized(text), []).append(number)
+        num += len(examples)
+    index, exact, by_ngram = NgramIndex(hashed, NGRAM), set[int](), set[int]()
     for other in others:
         for line in {other, *other.splitlines()}:
             exact.update(whole.get(normalized(line), ()))
-        by_ngram.update(ngrams.owners_of(hashes_of(other)))
-    return Overlap(len(examples), sorted(exact), sorted(by_ngram))
+        by_ngram.update(index.owners_of(hashes_of(other)))
+    found, starts = Overlap(num, sorted(exact), sorted(by_ngram)), accumulate(map(len, tasks), initial=0)
+    return [found.part(start, len(examples)) for start, examples in zip(starts, tasks, strict=False)]
+
+
+def _without_shared(texts: Sequence[tuple[int, Hashes]], most: int) -> Iterator[tuple[int, Hashes]]:
+    """What is left of texts without the tokens of n-grams that more than `most` examples have."""
+    of_example = defaultdict[int, list[Hashes]](lambda: [np.empty(0, np.uint64)])
+    for example, hashes in texts:
+        of_example[example].append(ngrams(hashes, NGRAM))
+    all_ngrams = [np.unique(np.concatenate(each)) for each in of_example.values()]
+    known, counts = np.unique(np.concatenate([np.empty(0, np.uint64), *all_ngrams]), return_counts=True)
+    for example, hashes in texts:
+        is_shared = np.zeros(len(hashes), np.bool_)
+        for start in np.flatnonzero(np.isin(ngrams(hashes, NGRAM), known[counts > most])):
+            is_shared[start : start + NGRAM] = True
+        edges = np.flatnonzero(is_shared[1:] != is_shared[:-1]) + 1
+        parts = zip(np.split(hashes, edges), np.split(is_shared, edges), strict=True)
+        yield from ((example, part) for part, shared in parts if not shared.any())
 
 
 def normalized(text: str) -> str:

@@ -80,12 +80,12 @@ def fit(
         raise Unlearnable(rule, "set overlong to drop or cut_prompt, or raise packed_length (to the context at most)")
     if is_encoder_decoder:
         return [segments[0][-length:], segments[1]], "cut"
-    first = segments[0][0]
+    begin = segments[0][:1]
     # A turn whose question is gone goes with its answer.
     while len(segments[0]) <= excess:
         excess -= len(segments[0]) + len(segments[1])
         segments = segments[2:]
-    read = segments[0][max(0, excess) :].copy()
-    if first == bos_id:
-        read[0] = first
+    read = segments[0][max(0, excess) :]
+    if begin[0] == bos_id and excess:  # in the place of a token, or where one is free
+        read = np.concatenate([begin, read[excess > 0 :]])
     return [read, *segments[1:]], "cut"

@@ -67,9 +67,8 @@ def generate(
     assert not model.training, "dropout would make the result random"
     limits = [max_new_tokens] * len(prompts)
     if (context := context_length(model)) is not None:
-        # The decoder of an encoder-decoder has read its start token.
-        is_own = model.config.is_encoder_decoder
-        taken = (1 if is_own and len(prompt) <= context else len(prompt) for prompt in prompts)
+        # An encoder-decoder has positions for each; its decoder has read a start token.
+        taken = (1 if model.config.is_encoder_decoder and len(prompt) <= context else len(prompt) for prompt in prompts)
         limits = [min(max_new_tokens, context + 1 - length) for length in taken]
     for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         if not len(prompt) or limit < 1:
@@ -77,7 +76,7 @@ def generate(
             raise RunError(f"prompt {number} has {len(prompt)} tokens; a prompt must have at least one{longest}")
     results: dict[int, Generated] = {}
     with _settings(model, end_ids, pad_id, sampling), torch.inference_mode():
-        for batch in _batches(list(map(len, prompts)), limits, context):
+        for batch in _batches(list(map(len, prompts)), limits, None if model.config.is_encoder_decoder else context):
             written = _continued(model, [prompts[number] for number in batch], limits[batch[-1]], pad_id)
             for number, new in zip(batch, written, strict=True):
                 ids = list(takewhile(lambda token: token not in end_ids, new[: limits[number]]))

@@ -29,6 +29,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
     if config.executor == "slurm" and shutil.which("sbatch") is None:
         raise UserError(config.fault("executor", "needs sbatch and squeue", "start it where Slurm is, or set local"))
     from zerokara.cleaning.plan import CLEAN, make_plan  # numpy
+    from zerokara.corpus.token_hashes import MIN_TOKENS
 
     plan, output = make_plan(config), Path(config.output_dir)
     text, record = output / "text", output / "manifest.json"
@@ -48,9 +49,9 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
 
     rules.check_rules(config)
     reports = [output / "report.html", output / "report.json"]
-    step = "" if any(plan.work_folder.parent.glob(f"*/{executors.MOVING}")) else STEP
+    mark = plan.work_folder.parent / executors.MOVING
     others = [] if plan.work_folder.parent.is_dir() else reports  # a report alone has no manifest
-    outputs = preflight.Outputs("output_dir", [*plan.outputs, *others, record], step)
+    outputs = preflight.Outputs("output_dir", [*plan.outputs, *others, record], "" if mark.exists() else STEP)
     preflight.check(config, outputs, input=plan.files, evaluation_data=plan.evaluation_files)
     corpus = f"{plural(len(plan.files), 'file')}, {bytes_text(sum(file.bytes for file in plan.files))}"
     processes = plural(executors.num_workers(plan), "process", "processes")
@@ -60,6 +61,8 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
     if plan.evaluation_files:
         names = ", ".join(file.name for file in plan.evaluation_files)
         log(f"  looking for {plural(len(plan.evaluation), 'n-gram')} of {names}")
+        if short := plan.evaluation.num_short:
+            log(f"  not for {plural(short, 'text')} of fewer than {MIN_TOKENS} words, which are everywhere")
     started = time.monotonic()
     with file_lock.claimed(output / "clean.lock", output):
         if options.dry_run:
@@ -68,7 +71,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
                 summary("clean: dry run, nothing was written", Report(Path(temporary), plan).rows())
             return
         folder = plan.work_folder
-        for other in {*folder.parent.glob("*")} - {folder}:
+        for other in {*folder.parent.glob("*")} - {folder, mark}:
             shutil.rmtree(other)  # of other settings or another text
         make_folders(folder)
         executors.run(folder, plan)

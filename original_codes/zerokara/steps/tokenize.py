@@ -57,8 +57,9 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         log(f"step 2 tokenise: done already, {bin_path(paths.train)} was made from the same text (--redo: again)")
         log(f"next: {following}")
         return
-    if config.output_prefix.endswith("_valid"):
-        rule = "must not end in _valid, as the validation files of the prefix before it do"
+    other = TokenPaths(config.output_prefix.removesuffix("_valid"))
+    if other.train != paths.train and (other.manifest.exists() or other.work_folder.exists()):
+        rule = f"would give the training tokens the name of the validation tokens of {other.output_prefix}"
         raise UserError(config.fault("output_prefix", rule, "choose another name"))
     preflight.check(config, preflight.of_tokens(config), input_jsonl=files)
     check_formats(files, config.text_field, config.txt_document, config.where("text_field"))

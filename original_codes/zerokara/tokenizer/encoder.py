@@ -78,8 +78,7 @@ class Encoder:
         self.by_line = (*firsts,) == _FIRST_PIECES
         """True if each line is encoded by itself, as in every tokenizer of step 1; else whole documents are."""
         encode = self._processor.EncodeAsIds
-        self.prefixes_lines = self.by_line and encode("a") != encode("\na")[1:]
-        """True if a dummy prefix stands before each line."""
+        self._prefixes_lines = self.by_line and encode("a") != encode("\na")[1:]
         self._line_end, self._end = np.int32(self.newline_id).tobytes(), np.int32(self.eos_id).tobytes()
 
     @cached_property
@@ -143,7 +142,7 @@ class Encoder:
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """Return the text of a document; control ids give none, bytes that are no UTF-8 give U+FFFD."""
         tokens, decode = [int(i) for i in ids], self._processor.DecodeIds
-        if not self.prefixes_lines:
+        if not self._prefixes_lines:
             return decode(tokens)
         # Each line has a dummy prefix, and SentencePiece removes it only from the start of a text.
         ends = [-1, *(place for place, i in enumerate(tokens) if i == self.newline_id), len(tokens)]

@@ -57,7 +57,7 @@ class HuggingFaceEncoder(Encoder):
     """
 
     library = "tokenizers"
-    by_line = adds_sentinels = prefixes_lines = False
+    by_line = adds_sentinels = False
 
     def __init__(self, path: str | Path, end_of_document: str = "auto", files: dict[str, bytes] | None = None) -> None:
         """`files` are `folder_files`, where they have been read already."""

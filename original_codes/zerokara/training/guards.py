@@ -158,9 +158,7 @@ class DivergenceCheck:
         """
         if parallel.tensor_size() == 1 or step == self._equal_at:
             return
-        # Under ZeRO 3 each process holds a part, which its tensor-parallel partners hold as well.
-        parts = {each: getattr(each, "ds_tensor", each).detach() for each in self._copies.values()}
-        own = torch.stack([checksum(part).to(each.device) for each, part in parts.items()])
+        own = torch.stack([checksum(_held(each)).to(each.device) for each in self._copies.values()])
         gathered = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]
         torch.distributed.all_gather(gathered, own)
         sums = torch.stack(gathered).unflatten(0, (-1, parallel.tensor_size()))  # [data ranks, tensor ranks, copies]
@@ -173,6 +171,13 @@ class DivergenceCheck:
                 "the network of one of these devices"
             )
         self._equal_at = step
+
+
+def _held(parameter: Any) -> Tensor:
+    """What this process holds of a parameter: under ZeRO 3 a part, as its tensor-parallel partners do, and padding."""
+    if (part := getattr(parameter, "ds_tensor", None)) is None:
+        return parameter.detach()
+    return part.detach()[: max(0, parameter.ds_numel - parallel.data_rank() * part.numel())]
 
 
 def checksum(elements: Tensor) -> Tensor:

@@ -89,9 +89,6 @@ def train(start: Start, machines: Machines, commands: Commands, sets_aside: bool
                 plan = auto_settings.with_micro_batch(plan, start.resumed)
                 rendezvous.publish("micro_batch", plan.resolved.micro_batch)
             plan = plan.with_settings(micro_batch_size=rendezvous.wait_for("micro_batch", seconds=TRIAL_SECONDS))
-            if plan.requested.zero_stage == "auto":  # each has chosen by its own memory
-                plan = plan.with_settings(zero_stage=max(rendezvous.gather("stage", plan.resolved.stage)))
-                print(f"zero_stage: auto: {plan.resolved.stage}, the highest that a machine needs", flush=True)
             plan = check_consistent(rendezvous, plan)
             owns_run_dir = rendezvous.owns_run_dir(plan.run_dir)
             if owns_run_dir and not machines.is_first:

@@ -88,7 +88,7 @@ class Trainer:
             # True if the validation of the step that was reached is due and has not been done, because of a stop.
             is_due = done % run.plan.resolved.eval_interval == 0 and done < schedule.num_steps
             is_due = is_due and self.state.facts.get("valid_step") != done
-            if is_due and self._validate(done) and done:
+            if is_due and self._validate(done) and done and self.validations:
                 self.save(done)  # anew: the checkpoint of the stop does not know how good it is
             self.logbook.log_stages(done)
             self.stop.at_once = False

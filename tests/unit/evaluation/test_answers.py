@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 from shapes import shape_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import BartConfig, BartForConditionalGeneration, PreTrainedTokenizerFast
@@ -20,7 +22,7 @@ from zerokara.examples.facts import FinetuneFacts
 from zerokara.examples.formats import Message
 from zerokara.huggingface import families
 from zerokara.huggingface.families import stock_model_of
-from zerokara.huggingface.generation import context_length
+from zerokara.huggingface.generation import _batches, context_length
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{n}" for n in range(60)), *(chr(each) for each in range(33, 127))]
 SPECIAL = families.SpecialIds(bos=1, eos=2, pad=0)
@@ -89,6 +91,12 @@ def test_a_context_holds_for_an_encoder_decoder_with_positions_of_its_own_too() 
     asked = [" ".join(["w1"] * length) for length in (8, 9)]
     found = answers.answer(model, tokenizer_of("$A"), asked, max_new_tokens=20)
     assert found.num_too_long == 1 and context_length(model) == 8
+    assert [*_batches([6] * 4, [8] * 4, None)] == [[0, 1, 2, 3]]
+    opened = mock.Mock(model=model, tokenizer=tokenizer_of("$A"), context_length=8, is_encoder_decoder=True)
+    opened.device = torch.device("cpu")
+    with mock.patch.object(model, "generate", wraps=model.generate) as generate:
+        answers.stream(opened, asked[0], 20, {})
+    assert generate.call_args.args[0].shape == (1, 8) and generate.call_args.kwargs["max_new_tokens"] == 8
 
 
 def test_an_answer_is_what_the_model_wrote_whatever_its_folder_would_close_up() -> None:

@@ -53,6 +53,7 @@ def test_exact_match_sees_everything_but_white_space_around_and_the_way_of_compo
         ("हिन्दी में", "हिन्दी मे", 1, 2),  # vowel signs belong to words
         ("私は猫が好きです。", "私は犬が好きです。", 7, 8),  # a character, where words have no spaces between them
         ("ABC は 2回", "ABC が 2回", 3, 4),
+        ("[猫]・-", "猫", 1, 1),
     ],
 )
 def test_words_stand_at_their_place(output: str, reference: str, right: int, total: int) -> None:

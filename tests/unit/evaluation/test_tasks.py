@@ -41,7 +41,9 @@ def answers_of(outputs: list[str], stopped: int = 0) -> Answers:
 def sections(task: TaskData) -> list[Section]:
     """One model that is always right, and one that is right for the odd examples."""
     half = [answer if index % 2 else "no idea" for index, answer in enumerate(task.references)]
-    overlaps = {"training data": overlap.find([(each,) for each in task.sources], [each for each, _ in task.train])}
+    overlaps = {
+        "training data": overlap.find([[(each,) for each in task.sources]], [each for each, _ in task.train])[0]
+    }
     models = {"sure": answers_of(list(task.references), 120), "half": answers_of(half, 60)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scoring, "NUM_RESAMPLES", 400)
@@ -90,7 +92,7 @@ def test_scores_without_the_examples_that_occur_in_training(sections: list[Secti
 
 
 def test_a_corpus_is_searched_for_sources_and_texts_but_not_for_labels_and_short_answers(task: TaskData) -> None:
-    assert overlap.find(task.texts, ["good", task.sources[5]]).found == [5]
+    assert overlap.find([task.texts], ["good", task.sources[5]])[0].found == [5]
     long = "two words and six more of them too"
     texts = TaskData("t", "exact_match", ["one", "one"], [long, long.removesuffix(" too")]).texts
     assert texts == [("one", long), ("one",)]

@@ -436,3 +436,6 @@ def test_a_prompt_that_is_cut_keeps_its_first_token_where_that_begins_every_text
     (cut, answer), fate = fit([read, learned], 9, "cut_prompt", False, bos_id=1)
     assert (cut.tolist(), answer.tolist(), fate) == ([1, *range(23, 30)], [5, 2], "cut")
     assert fit([read, learned], 9, "cut_prompt", False)[0][0].tolist() == [*range(22, 30)]
+    turns = [read, learned, np.array([8, 20, 21], np.int32), learned]
+    for length, expected in ((5, [1, 8, 20, 21]), (4, [8, 20, 21]), (3, [1, 21])):  # where there is room, or a cut
+        assert fit(turns, length, "cut_prompt", False, bos_id=1)[0][0].tolist() == expected

@@ -3,6 +3,7 @@
 import gzip
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -141,8 +142,16 @@ def test_a_fraction_beside_held_out_text_is_refused() -> None:
 
 
 def test_a_prefix_may_not_be_that_of_anothers_validation_files(config: PretrainConfig, tmp_path: Path) -> None:
-    other = config.model_copy(update={"output_prefix": f"{config.output_prefix}_valid"})
-    assert "validation files of the prefix before it" in fault_of(tokenize, other, Options(tmp_path / "c.yaml")).rule
+    other, options = (
+        config.model_copy(update={"output_prefix": f"{config.output_prefix}_valid"}),
+        Options(tmp_path / "c"),
+    )
+    tokenize(other, options)
+    assert "which no run of this step wrote" in fault_of(tokenize, config, options).rule
+    for path in TokenPaths(other.output_prefix).outputs:
+        path.unlink()
+    tokenize(config, options)
+    assert "the name of the validation tokens of" in fault_of(tokenize, other, replace(options, redo=True)).rule
 
 
 def test_half_of_an_odd_number_may_be_held_out() -> None:

@@ -96,7 +96,8 @@ def test_parts_of_weights_are_compared_where_each_process_holds_one() -> None:
     parallel.start_alone()
     model = build(shape_of(100, num_layers=1, hidden_size=16), torch.float32)
     norm = dict(model.named_parameters())[NORM]
-    norm.ds_tensor, norm.data = norm.data.clone(), torch.empty(0)
+    whole, norm.data = norm.data.clone(), torch.empty(0)
+    norm.ds_numel, norm.ds_tensor = len(whole), torch.cat([whole, torch.ones(3)])  # padding, which may be anything
     found, check = list[torch.Tensor](), DivergenceCheck(model, step=20)
 
     def all_gather(into: list[torch.Tensor], own: torch.Tensor) -> None:
@@ -109,6 +110,8 @@ def test_parts_of_weights_are_compared_where_each_process_holds_one() -> None:
         patch.setattr(torch.distributed, "get_world_size", lambda: 2)
         patch.setattr(torch.distributed, "all_gather", all_gather)
         check.check(30)
-        norm.ds_tensor += 1
+        norm.ds_tensor[-3:] = 7
         check.check(40)
-    assert found[0].tolist() != found[1].tolist()
+        norm.ds_tensor += 1
+        check.check(50)
+    assert found[0].tolist() == found[1].tolist() != found[2].tolist()

@@ -1,9 +1,6 @@
 """What a start takes over from the one before, and what it asks about."""
 
-import contextlib
-from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import orjson
 import pytest
@@ -14,8 +11,6 @@ from zerokara import checkpoint
 from zerokara.base.errors import refuse
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.training import launching
-from zerokara.training.nodes import rendezvous
 from zerokara.training.planning import earlier_run, run_folder
 from zerokara.training.planning.earlier_run import Resumption
 from zerokara.training.planning.run_plan import RunPlan, make_plan
@@ -151,19 +146,3 @@ def test_a_finished_run_stays_finished_where_its_last_start_tried_something(run:
     assert complete("max_steps=40"), "no more is needed of it"
     next(last.glob("weights*")).unlink()
     assert not complete("max_steps=40"), "the model is not there"
-
-
-def test_machines_take_the_highest_stage_that_one_of_them_needs(
-    plan_of: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each has chosen by its own memory; with different ones they would wait for each other for ever."""
-    meeting, started = mock.Mock(wait_for=lambda *_, **__: 2, owns_run_dir=lambda _: False), list[RunPlan]()
-    meeting.gather = lambda name, content=None: [content, 3]
-    monkeypatch.setattr(rendezvous, "join_rendezvous", lambda _: contextlib.nullcontext(meeting))
-    monkeypatch.setattr(rendezvous, "check_consistent", lambda _, plan: plan)
-    monkeypatch.setattr(launching, "spawn", lambda plan, *_, **__: started.append(plan))
-    monkeypatch.setattr(launching, "_newest_at_end", lambda *_: None)
-    plan = plan_of("nodes=2", "zero_stage=auto", "optimizer=adamw", "micro_batch_size=2").on_processes(2, 2)
-    machines, commands = mock.Mock(number=2, is_first=False), launching.Commands("again", "convert")
-    launching.train(launching.Start(plan.with_settings(zero_stage=1), None), machines, commands, sets_aside=False)
-    assert [each.resolved.stage for each in started] == [3]

@@ -30,7 +30,7 @@ from zerokara.base.progress import bytes_text, plural
 from zerokara.base.resources import free_bytes
 from zerokara.tokens.indexed import bin_path, idx_path
 from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, own_addresses
-from zerokara.training.planning.earlier_run import PLACES
+from zerokara.training.planning.earlier_run import PLACES, weights_id
 from zerokara.training.planning.run_plan import RunPlan
 
 CONNECT_SECONDS = 300.0
@@ -54,7 +54,7 @@ COMPARED = {
     "packages": ("other packages", "run ./setup.sh on this machine: it installs the versions of the lock file"),
     "settings": ("other settings", "copy config.yaml and a run folder to every machine, and give each the same --set"),
     "tokenizer": ("another tokenizer", "copy it from the first machine"),
-    "data": ("other token files or models", "copy them from the first machine, with their manifest"),
+    "data": ("other token files or teachers", "copy them from the first machine, with their manifest"),
     "processes": ("another number of processes", "set num_processes to what every machine has"),
     "device": ("another kind of device", "set CUDA_VISIBLE_DEVICES, or leave this machine out"),
     "precision": ("another precision", "set precision: bf16, or fp32, rather than auto"),
@@ -238,8 +238,7 @@ def check_consistent(rendezvous: Rendezvous, plan: RunPlan) -> RunPlan:
     files = {name + path.suffix: path for name, at in prefixes.items() for path in (bin_path(at), idx_path(at))}
     tokens = {"train": plan.data.sha256[:12], "valid": plan.data.valid_sha256[:12]}
     tokens |= {name: manifest.sampled_sha256([path]) for name, path in files.items() if path.exists()}
-    folders = filter(None, (plan.requested.init_from, *plan.requested.teachers))
-    tokens |= {folder: manifest.sampled_sha256(sorted(Path(folder).glob("*.safetensors"))) for folder in folders}
+    tokens |= {folder: weights_id(folder) for folder in plan.requested.teachers}
     settings = plan.requested.model_dump(mode="json") | {"deepspeed_template": plan.requested_template}
     own = _machine(rendezvous, plan.run_dir) | {
         "code": code.hexdigest(),
@@ -251,11 +250,15 @@ def check_consistent(rendezvous: Rendezvous, plan: RunPlan) -> RunPlan:
         "device": plan.memory.device,
         "devices": plan.devices.text(plan.processes_per_node),
         "precision": plan.resolved.precision,
+        "stage": plan.resolved.stage,
     }
     reports = rendezvous.gather("report", own)
     lines = map(_line, range(rendezvous.count), reports)
     print(f"{rendezvous.count} machines are here:", *lines, sep="\n  ", flush=True)
     refuse(faults(reports))
+    if plan.requested.zero_stage == "auto":  # each has chosen by its own memory
+        plan = plan.with_settings(zero_stage=max(report["stage"] for report in reports))
+        print(f"zero_stage: auto: {plan.resolved.stage}, the highest that a machine needs", flush=True)
     return plan
 
 

@@ -1,7 +1,7 @@
 """What earlier starts of a run tell, and whether a plan goes on with it: as the same run, and with which changes.
 
 A run stays the same while its identity does: model shape, data, tokenizer and the order of the samples. Nothing here
-reads a file or prints: `run_folder.look` reads, `launching` shows and refuses.
+prints or reads the run: `run_folder.look` reads, `launching` shows and refuses.
 """
 
 import shlex
@@ -111,8 +111,8 @@ def resumption(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Resum
     before, now = earlier.plan["requested"], plan.requested.model_dump(mode="json", exclude={*_UNREPORTED})
     changed = {key: (before[key], value) for key, value in now.items() if before.get(key, value) != value}
     began, base = earlier.state and earlier.state.facts.get(INIT_FACT), plan.requested.init_from
-    if began and base and Path(base).is_dir() and began != weights_id(base):
-        changed["init_from"] = before["init_from"], f"{base} with other weights, which a new run alone begins with"
+    if began and base and weights_id(base) not in ("", began):
+        changed["init_from"] = before["init_from"], f"{base}, whose weights are others; a new run would begin with them"
     if earlier.ended_at is not None and plan.schedule.num_steps <= earlier.ended_at:
         # What the last start tried by --set was for that start.
         tried = {key for key in earlier.plan["origin"]["overridden"] if not plan.requested.typed(key)}
@@ -126,8 +126,9 @@ def resumption(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Resum
 
 
 def weights_id(folder: str) -> str:
-    """What tells the weights in a Hugging Face folder from others, without reading all of them."""
-    return manifest.sampled_sha256(sorted(Path(folder).glob("*.safetensors")))
+    """What tells the weights in a Hugging Face folder from others, without reading all of them; empty without any."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    return manifest.sampled_sha256(files) if files else ""
 
 
 def texts_of(changed: Mapping[str, tuple[Any, Any]]) -> list[str]:

@@ -3,7 +3,9 @@
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from configs import config_of, fault_of
@@ -14,6 +16,7 @@ from zerokara.training.nodes import agent, machines, rendezvous
 from zerokara.training.nodes.agent import Heartbeat
 from zerokara.training.nodes.machines import Endpoint, Machines
 from zerokara.training.nodes.rendezvous import LostFirstMachine, join_rendezvous
+from zerokara.training.planning.run_plan import RunPlan
 
 AGAIN = "bash 3_train_node1.sh --set nodes=2"
 
@@ -219,3 +222,17 @@ def test_a_request_that_hangs_is_a_lost_first_machine(quick: None) -> None:
 def test_one_machine_joins_none_and_is_joined_by_none(option: str, nodes: int | str) -> None:
     fault = fault_of(lambda: machines_of(**{option: "10.0.0.1", "nodes": nodes}))
     assert fault.key == "nodes" and f"--{option}" in fault.rule
+
+
+def test_machines_take_the_highest_stage_that_one_of_them_needs(
+    plan_of: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has chosen by its own memory; with different ones they would wait for each other for ever."""
+    plan = plan_of("nodes=2", "zero_stage=auto", "optimizer=adamw").on_processes(2, 2).with_settings(precision="fp32")
+    meeting = mock.Mock(count=2, address="here", clock=(0.0, 0.0))
+    meeting.gather = lambda _, own: [own, {**own, "stage": 3}]
+    found = rendezvous.check_consistent(meeting, plan.with_settings(zero_stage=1))
+    assert found.resolved.stage == 3
+    meeting.gather = lambda _, own: [own, {"host": "b", "address": "b", "free_bytes": 0, "faults": ["no room"]}]
+    with pytest.raises(UserError, match="no room"):
+        rendezvous.check_consistent(meeting, plan)
