@@ -282,6 +282,7 @@ SINGLE += (
     "s_manifest.json",
     "croissant.json",
     "tokenizer_config.json",
+    "width64_tokens1024_validation99.json",
 )
 
 

@@ -109,6 +109,8 @@ def test_a_result_that_beats_nothing_is_a_warning(
         plan.reasons.pop(written, None)
         rows = task._record(cast(RunPlan, plan), config, examples, newest)
         assert test is None or "7 examples)" in dict(rows)["test"], "those of the test, whatever the split has now"
+        made = json.loads((tmp_path / "finetune.json").read_bytes())
+        assert made["init_from"] == "begun", "whatever the settings name by now"
         warnings = [text for name, text in rows if name == "warning"]
         assert len(warnings) == bool(rivals)
         assert not rivals or all(each in warnings[0] for each in [*rivals, remedy])

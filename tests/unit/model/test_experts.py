@@ -268,3 +268,9 @@ def test_a_model_tells_its_layers_which_positions_are_padding(family: str, tmp_p
     is_real = [segments < batch[-1][:, None] for segments in ([batch[4]] if family == "mixtral" else batch[5:7])]
     assert counted == [int(one.sum()) for one in is_real for _ in range(len(counted) // len(is_real))]
     assert statistics(model.all_layers()) == {}
+
+
+@pytest.mark.parametrize(("hidden", "inner", "has"), [(96, 64, True), (96, 100, False), (100, 64, False)])
+def test_the_kernel_takes_rows_of_whole_blocks(hidden: int, inner: int, has: bool) -> None:
+    on_gpu: Any = mock.Mock(is_cuda=True, dtype=torch.bfloat16, shape=(8, hidden))
+    assert experts.has_kernel(on_gpu, inner) == has

@@ -25,7 +25,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml
 from zerokara.model.shapes import ModelShape
 from zerokara.publishing import checkpoint_source
-from zerokara.publishing.exported_folder import validation_text
+from zerokara.publishing.exported_folder import prompts, validation_text
 from zerokara.tokens.indexed import TokenPaths, bin_path
 
 
@@ -177,3 +177,7 @@ def test_a_run_stopped_behind_its_last_validation_goes_by_that(tmp_path: Path) -
     checkpoint.write_markers(tmp_path)
     store.save(tmp_path, replace(state_of(20, 2.0), step=25), {}, {})
     assert checkpoint.is_much_worse(tmp_path / "global_step25")
+
+
+def test_a_model_from_elsewhere_has_a_prompt_too(tmp_path: Path) -> None:
+    assert prompts(tmp_path, ConvertConfig()) == ["1, 2, 3,"]

@@ -233,3 +233,14 @@ def test_what_is_lost_is_never_silent(tmp_path: Path, make_config: MakeConfig, t
         done.update({"lost": lost, "recovered": arrived.total(), "too many lost": lost > LIMIT * len(texts)})
     print(f"\n{ending}: {dict(done)}")
     assert done["lost"] and done["recovered"] and done["too many lost"]
+
+
+def test_a_share_that_is_set_to_what_was_told_is_enough(make_config: MakeConfig) -> None:
+    """0.29 · 100 is less than 29 in floating point."""
+    for bad in range(1, 100):
+        tally = SourceTally(documents_in=100, skipped=Counter({"broken JSON": bad}))
+        fault = refused(check_bad_fraction, make_config(max_bad_fraction=0), tally, TokenPaths("x"))[0]
+        enough = float(fault.remedy.split()[-1])
+        assert enough == bad / 100
+        tally.train.documents = 100 - bad
+        check_bad_fraction(make_config(max_bad_fraction=enough), tally, TokenPaths("x"))
