@@ -36,7 +36,7 @@ class Rules(Settings):
     ftfy recognises it."""
     evaluation_overlap: NaturalInt = 13
     """Drop documents that share this many words in a row (characters in scripts without spaces) with evaluation_data,
-    which would make scores on it worthless."""
+    which would make scores on it worthless. Of a shorter text all words; one of fewer than 8 is not looked for."""
     evaluation_data: Words = ("config.yaml", "evaluate_config.yaml", "finetune_config.yaml")
     """Text files, or configuration files whose texts, test_data, valid_data and valid_jsonl are searched for."""
     languages: Words = ()
@@ -49,11 +49,11 @@ class Rules(Settings):
     exact_duplicates: bool = True
     """Drop all but the first of equal texts."""
     near_duplicates: Annotated[float, Field(ge=0, le=0.95)] = 0.8
-    """Drop documents as similar as this to an earlier one: the Jaccard similarity of their n-grams, five words or signs
-    in a row (characters in scripts without spaces), which MinHash estimates to within 0.05. At least 0.5."""
+    """Drop documents about as similar as this to an earlier one: the Jaccard similarity of their n-grams, five words or
+    signs in a row (characters in scripts without spaces), which MinHash estimates to within 0.05. At least 0.5."""
     repeated_lines: NaturalInt = 20
-    """Remove what this many documents or more repeat, 40 characters in a row, from the beginning and the end of all but
-    the first: menus, cookie notices, signatures."""
+    """Remove lines that this many documents or more repeat beside each other, with 40 characters together (20 in
+    scripts without spaces), from the beginning and the end of all but the first: menus, cookie notices, signatures."""
 
 
 class CleanConfig(Rules, CleanedText):

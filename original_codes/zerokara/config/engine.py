@@ -126,7 +126,8 @@ class MachineSettings(Settings):
     """Machines (nodes) that train together, each with num_processes. The command on the first one prints the line for
     the others. `auto` is 1, or in a Slurm step the number of its nodes."""
     min_nodes: PositiveInt | Auto = "auto"
-    """Machines that are enough to start, and to go on with when others are lost; `auto` is all of them."""
+    """Machines that are enough to start, after 30 seconds of waiting for the others, and to go on with when others are
+    lost; `auto` is all of them."""
     max_restarts: NaturalInt = 3
     """Several machines: how often the run starts again by itself after a process was killed or a machine was lost."""
     tensor_parallel_size: PositiveInt = 1
@@ -146,8 +147,9 @@ class MachineSettings(Settings):
     """Offload from the GPU to main memory: the `optimizer` state (zero_stage 1 to 3), or `all`, the weights too
     (zero_stage 3). Slower, for models that do not fit otherwise."""
     activation_checkpointing: Literal["off", "selective", "full"] = "off"
-    """Activations that are recomputed in the backward pass to save memory: none, those of the feed-forward half of each
-    layer (`selective`: keeps less than half), or all (`full`: keeps only each layer's input, a third more compute)."""
+    """Activations that are recomputed in the backward pass to save memory: none (`off`), those of the feed-forward half
+    of each layer (`selective`: keeps less than half), or all (`full`: keeps only each layer's input, a third more
+    compute)."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile each layer with torch.compile, which takes half a minute at the first start; with
     tensor_parallel_size above 1, only single functions between the layers' communication. `auto` is on for a GPU, and
@@ -202,7 +204,7 @@ class MonitoringSettings(Settings):
     keep_last: PositiveInt = 2
     """Newest checkpoints to keep."""
     keep_every: NaturalInt = 0
-    """Also keep every checkpoint whose step is a multiple of this; 0 for none."""
+    """Also keep every checkpoint whose step is a multiple of this, itself one of save_interval; 0 for none."""
     keep_best: bool = True
     """Also keep the checkpoint with the lowest validation loss."""
     max_skipped_steps: NaturalInt = 3

@@ -40,7 +40,8 @@ class TokenizerConfig(Settings):
     base_tokenizer: str = ""
     """tokenizer.json, or a folder with one, of a model that init_from shall start from (step 3): the new tokenizer is a
     byte-level BPE with its normaliser, pre-tokenizer, special tokens and chat template, and its vocabulary is learnt
-    from the text. What stands below up to `pre_segment` is then not read. Empty for a SentencePiece tokenizer."""
+    from the text. What stands below from `model_type` to `reserved_pieces` is then not read. Empty for a SentencePiece
+    tokenizer."""
     extend: NaturalInt = 0
     """Keep the vocabulary of base_tokenizer, and add this many pieces; 0 learns all of vocab_size anew."""
     model_type: Literal["unigram", "bpe"] = "unigram"
@@ -70,7 +71,8 @@ class TokenizerConfig(Settings):
     or `sudachi` for Japanese, `kiwi` or `mecab_ko` for Korean. Gives more tokens, but meaningful ones; the trained
     tokenizer needs no analyser. To install them all: .venv/bin/pip install -r requirements/analysers.lock"""
     sample_bytes: PositiveInt | Auto = "auto"
-    """Bytes of text to train on, sampled at random from all files; `auto` takes what the free memory allows."""
+    """Bytes of text to train on, sampled at random from all files; `auto` takes what the free memory allows, 10 to 200
+    MB (50 MB with base_tokenizer)."""
     seed: NaturalInt = 1234
     """Random seed of the sampling."""
     num_threads: PositiveInt | Auto = "auto"

@@ -25,9 +25,9 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     by_epochs = plan.requested.model_copy(update={"train_tokens": "auto"})
     samples = schedule.num_samples(by_epochs, *schedule.extent_of(plan.data.training))
     train_tokens, epochs = round(samples * lengths.raw), f"{config.epochs:g} epochs of {epoch_tokens:,}"
+    refuse(schedule.epochs_faults(plan.requested, plan.consumption.sources))
     if config.is_mixture:
         epochs = "epochs and stages together"
-        refuse(schedule.epochs_faults(plan.requested, plan.consumption.sources))
         log("\n".join(schedule.table_lines(plan.data.training, course, plan.consumption)))
     length = f"auto: {train_tokens:,} tokens, {epochs}"
     if config.train_tokens != "auto":
