@@ -53,7 +53,7 @@ def test_the_law_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout
-    found = small.results()
+    found = small.results(runs[-1].eval_tokens)
     assert len(found) == 9 and len({run.parameters for run in found}) == 3
     last = MeasuredRun(**json.loads(small.result_path(runs[-1]).read_bytes()))
     assert last.tokens == pytest.approx(runs[-1].tokens, rel=0.01) and 0.5 < last.bits_per_byte < 8

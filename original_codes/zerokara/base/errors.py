@@ -43,7 +43,10 @@ _REDACTIONS = (
     (r"\bwandb_v1_\w{20,}", f"wandb_v1_{_CUT}"),
     (r"\beyJ[\w-]{10,2000}\.[\w-]+\.[\w-]*", _CUT),  # JSON web tokens, as Xet has them
 )
-_SECRET_VARIABLES = ("TOKEN", "API_KEY", "ACCESS_KEY", "SECRET", "PASSWORD")
+_SECRET_VARIABLES = (
+    "TOKEN", "API_KEY", "ACCESS_KEY", "SECRET_KEY", "STORAGE_KEY", "ACCOUNT_KEY", "SECRET", "PASSWORD", "PASSWD",
+    "CONNECTION_STRING",
+)  # fmt: skip
 
 
 def redacted(text: str) -> str:
@@ -51,7 +54,7 @@ def redacted(text: str) -> str:
     their form, or as the value of an environment variable that is named like one."""
     if len(text) > _MAX_MESSAGE_CHARACTERS:
         text = f"{text[:_MAX_MESSAGE_CHARACTERS]}{_CUT} ({len(text) - _MAX_MESSAGE_CHARACTERS:,} characters more)"
-    for name, value in os.environ.items():
+    for name, value in ((name, value.strip()) for name, value in os.environ.items()):
         if len(value) >= 8 and name.upper().endswith(_SECRET_VARIABLES):  # a shorter one (TOKEN=1) would blot out words
             text = text.replace(value, _CUT)
     for pattern, replacement in _REDACTIONS:

@@ -80,7 +80,7 @@ def claimed(path: Path, output: Path) -> Iterator[None]:
 
 def read_holder(path: Path) -> Holder | None:
     """Return the process that holds the lock of a file; None if unknown (it writes itself after locking)."""
-    with suppress(FileNotFoundError, orjson.JSONDecodeError):
+    with suppress(FileNotFoundError, orjson.JSONDecodeError, TypeError):
         return Holder(**orjson.loads(path.read_bytes()))
     return None
 

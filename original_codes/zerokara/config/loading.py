@@ -7,6 +7,7 @@ that are written out: a tag (``!!python/object``) could make an object, and a fe
 import difflib
 import os
 import re
+import stat
 from collections.abc import Sequence, Set
 from contextlib import suppress
 from pathlib import Path
@@ -113,6 +114,8 @@ def text_of(path: Path, named_by: str) -> str:
     """
     try:
         with open(path, "rb") as file:
+            if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+                raise UserError(Fault(str(path), "is a pipe, which can be read once", remedy="write it into a file"))
             content = file.read(_MAX_BYTES + 1)
         if len(content) <= _MAX_BYTES:
             return content.decode("utf-8-sig")

@@ -262,7 +262,7 @@ class SmallRuns:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Settings of a small run, which is one process, and learns by the optimizer of the run that is planned."""
-        alone = {"num_processes": 1, "tensor_parallel_size": 1, "offload": "none", "micro_batch_size": "auto"}
+        alone = {"num_processes": 1, "nodes": 1, "min_nodes": "auto", "tensor_parallel_size": 1, "offload": "none"}
         optimizer = self.planner.local_plan(**LEFT_TO_RECIPE).resolved.optimizer
         return {**alone, **LEFT_TO_RECIPE, "optimizer": optimizer}
 
@@ -326,7 +326,7 @@ class SmallRuns:
         return self.folder / f"width{run.shape.hidden_size}_tokens{run.tokens}_validation{run.eval_tokens}.json"
 
     def _start(self, run: CalibrationRun, slot: Slot) -> subprocess.Popen[bytes]:
-        path = self.result_path(run)
+        path, _ = self.result_path(run), self.planner.config()  # which the run reads anew
         settings = {**_QUIET, **self.settings, **run.settings, "output_model_dir": str(path.with_suffix(""))}
         settings |= {"train_tokens": run.tokens, "eval_tokens": run.eval_tokens, "global_batch_size": run.batch}
         command = [sys.executable, "-P", "-m", "zerokara.steps", "train", "--config", str(self.planner.config_path)]

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from zerokara.base.errors import RunError
 from zerokara.base.progress import bytes_text, count_text, seconds_text
 from zerokara.base.resources import available_cores
 from zerokara.config.loading import load
@@ -30,7 +31,9 @@ MEASURED: dict[str, tuple[SizeName, SizeName]] = {"cpu": ("1M", "10M"), "cuda": 
 """Sizes whose steps are measured, by device: the range of what users train there."""
 _BATCH = {"cpu": 8, "cuda": 64}
 """Sequences per core or GPU in a measured step; more are no faster."""
-LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys([*recipe.RULES, "warmup_fraction", "max_steps"], "auto")
+LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys(
+    [*recipe.RULES, "warmup_fraction", "max_steps", "micro_batch_size"], "auto"
+)
 REPETITIONS_WORTH = 15.4  # R*
 RULE_OF_THUMB = 20  # tokens per parameter where nothing better is known (Hoffmann et al., 2022)
 OFTEN, ENOUGH = 12, 2.5  # a run of 12 epochs or more needs 2.5 tokens per parameter (docs/recipe.md)
@@ -72,12 +75,18 @@ class Planner:
     overrides: tuple[str, ...]
 
     def config(self, **settings: Any) -> PretrainConfig:
-        """Load the user's configuration with these settings."""
+        """Load the user's configuration with these settings; RunError if the file is no longer what it was."""
+        if self.config_path.read_bytes() != self._content:
+            raise RunError(f"{self.config_path} has changed since this command began: start it again")
         return load(PretrainConfig, self.config_path, [*self.overrides, *overrides(settings)])
 
     def local_plan(self, **settings: Any) -> RunPlan:
         """Plan such a run on this machine."""
         return auto_settings.on_this_machine(run_plan.make_plan(self.config(**settings)))
+
+    @cached_property
+    def _content(self) -> bytes:
+        return self.config_path.read_bytes()
 
     @cached_property
     def device(self) -> str:
@@ -93,7 +102,7 @@ class Planner:
 
     def measure(self, settings: Mapping[str, Any]) -> tuple[float, float]:
         """Measure FLOPs and seconds of a token in a few steps of a run with these settings."""
-        settings = {**LEFT_TO_RECIPE, "stages": (), **settings, "micro_batch_size": "auto", "warmup_fraction": 0.0}
+        settings = {**LEFT_TO_RECIPE, "stages": (), **settings, "warmup_fraction": 0.0}
         plan, result = try_steps(self.local_plan(**settings))
         return plan.shape.flops_per_token(), result.seconds_per_step / plan.schedule.batch_tokens
 
@@ -108,7 +117,7 @@ class Planner:
 
     def _plan_of(self, name: SizeName, tokens: float) -> RunPlan:
         """Plan a run of a size with the recipe's batch. The batch decides on the processes, and these on the memory."""
-        settings = {**size_settings(name), **LEFT_TO_RECIPE, "micro_batch_size": "auto"}
+        settings = {**size_settings(name), **LEFT_TO_RECIPE}
         return self.local_plan(**settings, train_tokens=max(1, int(tokens)))
 
 

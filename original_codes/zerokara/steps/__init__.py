@@ -25,6 +25,11 @@ def prepare() -> None:
         own = "{}.{}".format(*sys.version_info)
         print(f"error: zerokara needs Python 3.11 or later, and this is {own}: run ./setup.sh", file=sys.stderr)
         sys.exit(2)
+    for name in ("stdout", "stderr"):  # which may be closed, or know few letters
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115
+        setattr(sys, name, stream)
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -91,7 +91,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     log("\n".join(sizes.table(shown, chosen)))
     if others := [size.name for size in candidates if size not in shown]:
         log(f"  not shown, too large for this memory or for so few tokens: {', '.join(others)}")
-    tokens, plot_path = int(chosen.tokens), small.plan_folder / "plan.png"
+    tokens, plot_path = max(1, int(chosen.tokens)), small.plan_folder / "plan.png"
     rows = [("take", f"model_size: {chosen.name}, train_tokens: {tokens:,} ({chosen.epochs:.2f} epochs)")]
     if law:
         fit.draw(plot_path, law, runs)
@@ -105,6 +105,10 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         except UserError as error:
             offer = str(error)
         rows.append(("bits per byte", f"not known; {offer}"))
+    if config.max_hours != "auto" and config.max_hours < chosen.hours:
+        rows.append(
+            ("warning", f"max_hours, {config.max_hours:g}, will stop this run of {chosen.hours:.3g} hours before")
+        )
     values = {**LEFT_TO_RECIPE, **size_settings(chosen.name), "train_tokens": tokens}
     stands = not options.models and all(getattr(config, key) == value for key, value in values.items())
     if options.write:

@@ -1,5 +1,6 @@
 """Strict loading: every fault at once, with file, line, value, rule and remedy."""
 
+import os
 import re
 from dataclasses import replace
 from itertools import pairwise, permutations
@@ -291,3 +292,12 @@ def test_a_comment_on_the_command_line_is_no_part_of_the_value(tmp_path: Path) -
     assert loaded(tmp_path, "", 'output_model_dir="run #2"').output_model_dir == "run #2"
     assert loaded(tmp_path, "", "output_model_dir=run#2").output_model_dir == "run#2"
     assert loaded(tmp_path, "", "sample_prompts=['a # b', \"c #\"]").sample_prompts == ("a # b", "c #")
+
+
+def test_a_pipe_is_refused_since_a_second_reading_would_be_empty(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    writer = os.open(tmp_path / "pipe.yaml", os.O_RDWR)
+    try:
+        assert "is a pipe" in fault_of(load, PretrainConfig, tmp_path / "pipe.yaml").rule
+    finally:
+        os.close(writer)

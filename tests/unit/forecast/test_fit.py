@@ -165,11 +165,13 @@ from pathlib import Path
 from zerokara.forecast import fit
 sys.executable = {str(tmp_path / "sleeper")!r}
 small = fit.SmallRuns.__new__(fit.SmallRuns)
-small.__dict__.update(folder=Path({str(tmp_path)!r}), settings={{}}, planner=fit.Planner(Path("none.yaml"), ()))
+folder = Path({str(tmp_path)!r})
+small.__dict__.update(folder=folder, settings={{}}, planner=fit.Planner(folder / "config.yaml", ()))
 run = fit.CalibrationRun({{}}, type("Shape", (), {{"hidden_size": 1, "raw_len": 64}}), 1, 1)
 print(small._start(run, fit.slots(1, 0)[0]).pid, flush=True)
 time.sleep(60)
 """
+    (tmp_path / "config.yaml").touch()
     (tmp_path / "sleeper").write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
     (tmp_path / "sleeper").chmod(0o755)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, encoding="utf-8") as plan:
@@ -177,3 +179,14 @@ time.sleep(60)
         small_run = psutil.Process(int(plan.stdout.readline()))
         plan.kill()
     small_run.wait(10)
+
+
+def test_a_file_that_is_edited_meanwhile_ends_the_plan(tmp_path: Path) -> None:
+    """Else its small runs would be of two kinds of model, and in one law."""
+    path = tmp_path / "config.yaml"
+    path.write_text("seq_len: 64\n", encoding="utf-8")
+    planner = Planner(path, ())
+    assert planner.config(lr=0.1).seq_len == 64
+    path.write_text("seq_len: 64\narchitecture: gpt2\n", encoding="utf-8")
+    with pytest.raises(RunError, match="has changed since this command began"):
+        planner.config()
