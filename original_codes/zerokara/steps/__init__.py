@@ -25,10 +25,10 @@ def prepare() -> None:
         own = "{}.{}".format(*sys.version_info)
         print(f"error: zerokara needs Python 3.11 or later, and this is {own}: run ./setup.sh", file=sys.stderr)
         sys.exit(2)
-    for name in ("stdout", "stderr"):  # which may be closed, or know few letters
-        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115
-        setattr(sys, name, stream)
-        if hasattr(stream, "reconfigure"):
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # it was closed (>&-)
+    sys.stderr = sys.stderr or sys.stdout
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal may know few letters
             stream.reconfigure(errors="backslashreplace")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
