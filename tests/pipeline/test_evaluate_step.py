@@ -38,7 +38,7 @@ def test_two_models_side_by_side(root: Path, place: Path) -> None:
     dry = step(root, place, "--dry-run")
     assert dry.returncode == 0 and not (place / "out").exists(), dry.stderr
     made = step(root, place)
-    assert made.returncode == 0 and "  about " in made.stdout, made.stdout + made.stderr
+    assert made.returncode == 0, made.stdout + made.stderr
     (section,) = json.loads((place / "out" / "results.json").read_text(encoding="utf-8"))["sections"]
     values = {row["model"]: row["value"] for row in section["rows"]}
     assert values.keys() == {"bytes", "prefix"} and all(3 < value < 30 for value in values.values())

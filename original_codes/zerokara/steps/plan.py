@@ -105,10 +105,6 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         except UserError as error:
             offer = str(error)
         rows.append(("bits per byte", f"not known; {offer}"))
-    if config.max_hours != "auto" and config.max_hours < chosen.hours:
-        rows.append(
-            ("warning", f"max_hours, {config.max_hours:g}, will stop this run of {chosen.hours:.3g} hours before")
-        )
     values = {**LEFT_TO_RECIPE, **size_settings(chosen.name), "train_tokens": tokens}
     stands = not options.models and all(getattr(config, key) == value for key, value in values.items())
     if options.write:
@@ -126,6 +122,8 @@ def _check_length(config: PretrainConfig, options: command.Options) -> None:
     """Raise UserError unless there is a limit for the plan, and the length of the run is left to it."""
     if options.hours is None and options.tokens is None:
         raise UserError(Fault("--hours", "must be given, or --tokens", remedy="e.g. --hours 8"))
+    if options.hours and config.max_hours != "auto" and config.max_hours < options.hours:
+        raise UserError(config.fault("max_hours", f"would stop a run of {options.hours:g} hours", "set it to auto"))
     if config.stages and config.stages[-1].num_tokens is not None:
         rule, remedy = "set the length of the run, which a plan chooses", "set `tokens: rest` in the last stage"
         raise UserError(config.fault("stages", rule, remedy))
