@@ -112,7 +112,7 @@ def stream(model: "LoadedModel", prompt: Prompt, max_new_tokens: int, settings: 
 
     tokenizer, context, is_encoder_decoder = model.tokenizer, model.context_length, model.is_encoder_decoder
     ends, wanted, given, notes = end_ids(model.model, tokenizer), min(max_new_tokens, context // 2), prompt, list[str]()
-    wanted = 0 if is_encoder_decoder else wanted  # of the same positions
+    wanted = 0 if is_encoder_decoder else wanted  # whose answers have positions of their own
     while len(ids := prompt_ids(tokenizer, prompt, is_encoder_decoder, ends)) > context - wanted:
         if isinstance(prompt, str) or len(prompt) < 3:
             break

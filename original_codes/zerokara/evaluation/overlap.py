@@ -22,8 +22,8 @@ from zerokara.corpus.token_hashes import Hashes, NgramIndex, composed, hashes_of
 
 NGRAM = 13
 MOST_OWNERS = 8
-"""Examples, or half of a task's, that may share an n-gram; what more of them share is their instruction, and no sign
-that any was seen."""
+"""What more examples than these share, and more than half of a task's, is their instruction, and no sign that any was
+seen."""
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
     splits, metric, test, simple = examples.splits, config.metric, None, dict[str, float]()
     found, answers, learned = _result(plan.run_dir), plan.run_dir / ANSWERS_NAME, examples.train.counts.learned_tokens
     reached, sign = checkpoint.read_state(newest).facts, 1 if metric == "loss" else -1
-    tuned = replace(facts_of(config, examples), init_from=Path(reached["init_from"]).name)
+    tuned = replace(facts_of(config, examples), init_from=Path(reached.get("init_from", config.init_from)).name)
     rows = [("examples", f"{examples.train.num_examples:,}, {count_text(learned)} learned tokens")]
     if "test" in splits and f"test_{metric}" in found:
         value, number = found[f"test_{metric}"], found["test_examples"]

@@ -326,7 +326,8 @@ class SmallRuns:
         return self.folder / f"width{run.shape.hidden_size}_tokens{run.tokens}_validation{run.eval_tokens}.json"
 
     def _start(self, run: CalibrationRun, slot: Slot) -> subprocess.Popen[bytes]:
-        path, _ = self.result_path(run), self.planner.config()  # which the run reads anew
+        path = self.result_path(run)
+        self.planner.config()  # ends the plan if the file, which the run reads anew, was edited
         settings = {**_QUIET, **self.settings, **run.settings, "output_model_dir": str(path.with_suffix(""))}
         settings |= {"train_tokens": run.tokens, "eval_tokens": run.eval_tokens, "global_batch_size": run.batch}
         command = [sys.executable, "-P", "-m", "zerokara.steps", "train", "--config", str(self.planner.config_path)]

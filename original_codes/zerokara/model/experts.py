@@ -191,8 +191,8 @@ class MixtureOfExperts(torch.nn.Module):
 
 
 def has_kernel(hidden: Tensor, inner: int) -> bool:
-    """True if `grouped_mm` computes all experts at once for such hidden states, and experts of `inner` numbers: its
-    rows must be whole blocks of 16 bytes."""
+    """True if `grouped_mm` computes all experts at once for such hidden states and an inner size: the rows of its
+    matrices must be whole blocks of 16 bytes."""
     return hidden.is_cuda and hidden.dtype == torch.bfloat16 and hidden.shape[-1] % 8 == inner % 8 == 0
 
 

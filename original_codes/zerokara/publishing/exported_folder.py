@@ -132,7 +132,7 @@ def proved(folder: Path) -> manifest.Manifest:
 
 
 def prompts(folder: Path, settings: "ConvertSettings") -> list[str]:
-    """`test_prompt_text`; for `auto` the prompts that step 4 chose for this folder, for a model from elsewhere a count.
+    """`test_prompt_text`; for `auto` the prompts that step 4 chose for this folder, or a count for another model.
 
     Those of a fine-tuned model are inputs, without the template around them.
     """

@@ -30,8 +30,7 @@ def num_valid_documents(config: DataSettings, source: int, num_documents: int) -
         raise UserError(config.fault(key, f"the source {name} holds no document with text"))
     if config.valid_jsonl or config.valid_fraction == 0:
         return num_documents if key == "valid_jsonl" else 0
-    share = min(round(config.valid_fraction * num_documents), num_documents // 2)
-    num_valid = max(config.valid_min_documents, share)
+    num_valid = max(config.valid_min_documents, min(round(config.valid_fraction * num_documents), num_documents // 2))
     if num_documents < 2 * num_valid:
         rule = f"the source {name} has {num_documents:,} documents, too few to hold out {num_valid:,} for validation"
         remedy = f"set it to {num_documents // 2} or less, or valid_fraction to 0, or cut the text into more documents"

@@ -174,7 +174,7 @@ class DivergenceCheck:
 
 
 def _held(parameter: Any) -> Tensor:
-    """What this process holds of a parameter: under ZeRO 3 a part, as its tensor-parallel partners do, and padding."""
+    """What this process holds of a parameter: under ZeRO 3 a part, without the padding that may stand behind it."""
     if (part := getattr(parameter, "ds_tensor", None)) is None:
         return parameter.detach()
     return part.detach()[: max(0, parameter.ds_numel - parallel.data_rank() * part.numel())]
