@@ -40,15 +40,17 @@ if [[ ${1:-} == --lock ]]; then # all that torch needs, at the versions of requi
     exit
 fi
 
+if [[ $(uname -s) == Darwin ]]; then
+    echo "setup: macOS and Apple's GPUs are not supported: zerokara trains on Linux, on NVIDIA's GPUs or a CPU" >&2
+    exit 2
+fi
+
+exec 9<setup.sh && flock 9 || true # a second one waits for the first, where the disk can lock: both install into .venv
+
 # Already done: the stamp is written last, so it exists only in a complete .venv.
 if [[ -f $stamp && -z ${TORCH_BUILD:-} ]] && now=$(fingerprint .venv/bin/python 2>/dev/null) &&
     [[ $now == "$(<"$stamp")" ]]; then
     exit 0
-fi
-
-if [[ $(uname -s) == Darwin ]]; then
-    echo "setup: macOS and Apple's GPUs are not supported: zerokara trains on Linux, on NVIDIA's GPUs or a CPU" >&2
-    exit 2
 fi
 
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }

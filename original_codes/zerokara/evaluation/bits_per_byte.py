@@ -38,7 +38,6 @@ from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
 from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.evaluation.scoring import SMALL_SAMPLE, Measure, share
-from zerokara.publishing.exported_folder import is_export
 from zerokara.samples.batches import Window, stride_of, windows
 
 CACHE_FORMAT = 4
@@ -176,7 +175,7 @@ def windowing_of(model: LoadedModel, config: EvaluateConfig) -> Windowing | str:
     tokenizer = model.tokenizer
     first = tokenizer("a")["input_ids"][:1]
     end = model.end_id
-    if tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id] and not is_export(model.folder):
+    if tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]:
         start, reason = tokenizer.bos_token_id, "bos, which the tokenizer puts before text"
     elif end is not None:
         start, reason = end, "end of the document before"

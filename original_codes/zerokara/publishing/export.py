@@ -114,8 +114,8 @@ def _prove_model(
     shape, config, encoder = source.shape, source.config, source.encoder
     is_encoder_decoder, new_tokens = shape.traits.is_encoder_decoder, proof.num_new_tokens(shape)
     training = objective(config, encoder, config.seed, config.intra_document_masking)
-    # Documents as in training: each starts after the end of another.
-    encoded = ([encoder.eos_id, *encoder.encode(document).tolist()] for document in documents)
+    # Documents as in training: each begins after its start, or after the end of another.
+    encoded = ([encoder.before_text, *encoder.encode(document).tolist()] for document in documents)
     texts = proof.windows(encoded, shape, training)
     tuned = finetuning.read(source.run_dir)
     prompts = [tuned.text(text) if tuned else text for text in prompts_for(settings, source, tuned, documents)]

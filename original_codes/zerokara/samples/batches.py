@@ -8,11 +8,11 @@ number of ranks or another micro batch reads the same global batches, each sampl
 Example, G = 8, m = 2, R = 2 at position 80: rank 0 reads [80 81] then [84 85], rank 1 [82 83] then [86 87].
 
 *Validation batches* read the tokens in their order, so that the loss and bits per byte are exact. In next-token
-prediction each document is read as step 8 reads it: alone, after the end-of-document token, in overlapping `windows`
-where it is longer than the context, and each of its tokens is predicted once. Windows of several documents are packed
-into one row, with intra-document masking: short ones cost little. In span corruption the tokens are cut into whole
-samples, the last filled up from the beginning; the masked spans depend on the seed and the sample's number, so that
-every validation masks the same tokens.
+prediction each document is read as step 8 reads it: alone, after its start or else an end of document, in overlapping
+`windows` where it is longer than the context, and each of its tokens is predicted once. Windows of several documents
+are packed into one row, with intra-document masking: short ones cost little. In span corruption the tokens are cut into
+whole samples, the last filled up from the beginning; the masked spans depend on the seed and the sample's number, so
+that every validation masks the same tokens.
 
 The tokens may come in parts (sources, one after another), each of which is packed or cut by itself. Every rank runs the
 same number of forward passes, the surplus ones over rows that do not count: ZeRO-3 gathers the weights in each.
@@ -147,6 +147,7 @@ def validation_batches(
 ) -> ValidationBatches:
     """Open a validation file (or its first `max_tokens` tokens) as the objective needs it.
 
+    In next-token prediction each document is read after `start_id`, whether it begins with it in the file or not.
     `part_tokens` are the numbers of tokens of the parts; empty for a single part. `max_tokens` takes the first
     documents of each part, in proportion; of one that does not fit by itself, its beginning.
     """
@@ -184,7 +185,7 @@ def _of_samples(parts: Sequence[NDArray[Any]], objective: Objective) -> Validati
 
 def _of_documents(tokens: NDArray[Any], parts: Sequence[Ids], seq_len: int, start_id: int) -> ValidationBatches:
     """Windows of the documents of each part, packed into rows; `parts` are the bounds of the documents in `tokens`."""
-    packed = [_packed(bounds, seq_len) for bounds in parts]
+    packed = [_packed(tokens, bounds, seq_len, start_id) for bounds in parts]
 
     def batch_of(part: int, numbers: Ids) -> Batch:
         inputs, labels = (np.full((len(numbers), seq_len), start_id, dtype=np.int64) for _ in range(2))
@@ -193,7 +194,7 @@ def _of_documents(tokens: NDArray[Any], parts: Sequence[Ids], seq_len: int, star
             at, cut = 0, packed[part][row] if row < len(packed[part]) else []
             for number, (window, first_token) in enumerate(cut):
                 here = slice(at, at + window.num_inputs)
-                begin = first_token + window.begin  # of the labels: the start token is not in the .bin
+                begin = first_token + window.begin  # of the labels
                 labels[place, here] = tokens[begin : begin + window.num_inputs]
                 inputs[place, here] = np.roll(labels[place, here], 1)
                 inputs[place, at] = tokens[begin - 1] if window.begin else start_id
@@ -206,13 +207,14 @@ def _of_documents(tokens: NDArray[Any], parts: Sequence[Ids], seq_len: int, star
     return ValidationBatches([*map(len, packed)], batch_of)
 
 
-def _packed(bounds: Ids, seq_len: int) -> list[list[tuple[Window, int]]]:
-    """Pack the windows of some documents into rows; each window with the first token of its document."""
+def _packed(tokens: NDArray[Any], bounds: Ids, seq_len: int, start_id: int) -> list[list[tuple[Window, int]]]:
+    """Pack the windows of some documents into rows; each window with the first token of its document's text."""
     stride = stride_of(seq_len, MIN_CONTEXT)
+    firsts = bounds[:-1] + (tokens[bounds[:-1]] == start_id)  # a document may begin with its start
     cut = [
         (window, first)
-        for first, end in pairwise(bounds.tolist())
-        for window in windows(end - first + 1, seq_len, stride)  # the start token stands before it
+        for first, end in zip(firsts.tolist(), bounds[1:].tolist(), strict=True)
+        for window in windows(end - first + 1, seq_len, stride)  # the start stands before its text
     ]
     rows = bin_packing.pack([window.num_inputs for window, _ in cut], seq_len)
     return [[cut[place] for place in row] for row in rows]

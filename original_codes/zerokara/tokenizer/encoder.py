@@ -30,7 +30,7 @@ from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile, PieceT
 
 Ids = npt.NDArray[np.int32]
 Joined = tuple[Ids, list[int]]
-"""The ids of documents, concatenated, each with its end-of-document id; the UTF-8 bytes of each text."""
+"""The ids of documents, concatenated, each with its start, if it has one, and end; the UTF-8 bytes of each text."""
 
 NUM_T5_SENTINELS = 100
 """Google's T5 models (spiece.model) hold no sentinels: seqio's `SentencePieceVocabulary(extra_ids=100)`, transformers'
@@ -68,6 +68,8 @@ class Encoder:
         self.bos_id: int = self._processor.bos_id()
         """-1 where the model has none."""
         self.eos_id: int = self._processor.eos_id()
+        self.start_id = -1
+        """Stands before every document, as the tokenizer's own library puts it before a text; -1: nothing does."""
         own_pad: int = self._processor.pad_id()
         self.pad_id = own_pad if own_pad not in (-1, self.eos_id) else self.unk_id
         """<unk> where the model has no <pad>, because </s> ends every text, and <unk> is in no text worth learning."""
@@ -79,7 +81,7 @@ class Encoder:
         """True if each line is encoded by itself, as in every tokenizer of step 1; else whole documents are."""
         encode = self._processor.EncodeAsIds
         self._prefixes_lines = self.by_line and encode("a") != encode("\na")[1:]
-        self._line_end, self._end = np.int32(self.newline_id).tobytes(), np.int32(self.eos_id).tobytes()
+        self._line_end = np.int32(self.newline_id).tobytes()
 
     @cached_property
     def run_characters(self) -> int:
@@ -121,8 +123,9 @@ class Encoder:
         return self.encode_many([text])[0]
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Return the ids of a prompt; an empty prompt is </s>, after which training has a new document."""
-        return self.encode(prompt).tolist() or [self.eos_id]
+        """Return the ids of a prompt, as a document begins; an empty one is `before_text`."""
+        before = [self.start_id] if self.start_id >= 0 else []
+        return before + self.encode(prompt).tolist() or [self.before_text]
 
     def encode_many(self, texts: Iterable[str]) -> list[Ids]:
         """Return the ids of each document, as `encode` does; a thread pool pays over some hundred documents."""
@@ -130,7 +133,8 @@ class Encoder:
 
     def encode_joined(self, texts: Sequence[str]) -> Joined:
         """Return the ids of many documents as in a token file, and the UTF-8 bytes of each text."""
-        ids = np.frombuffer(self._end.join([*self._id_bytes(texts), b""]), dtype=np.int32)
+        start, end = (b"" if i < 0 else np.int32(i).tobytes() for i in (self.start_id, self.eos_id))
+        ids = np.frombuffer(b"".join(start + ids + end for ids in self._id_bytes(texts)), dtype=np.int32)
         return ids, [len(text) if text.isascii() else len(text.encode()) for text in texts]
 
     def _id_bytes(self, texts: Iterable[str]) -> Iterator[Any]:
@@ -147,6 +151,11 @@ class Encoder:
         # Each line has a dummy prefix, and SentencePiece removes it only from the start of a text.
         ends = [-1, *(place for place, i in enumerate(tokens) if i == self.newline_id), len(tokens)]
         return NEWLINE.join(decode(tokens[before + 1 : end]) for before, end in pairwise(ends))
+
+    @property
+    def before_text(self) -> int:
+        """The id before the first of a document's text: its start, or else the end of the document before it."""
+        return self.start_id if self.start_id >= 0 else self.eos_id
 
     @cached_property
     def token_texts(self) -> list[bytes]:

@@ -47,8 +47,10 @@ class FastEncoder:
     def __init__(self, reference: Encoder) -> None:
         self._reference = reference
         self.model_path, self.sha256 = reference.model_path, reference.sha256
-        self.vocab_size, self.eos_id, self.unk_id = reference.vocab_size, reference.eos_id, reference.unk_id
+        self.vocab_size, self.unk_id = reference.vocab_size, reference.unk_id
+        self.eos_id, self.start_id = reference.eos_id, reference.start_id
         self._prefix, self._end = b"", marker(self.eos_id).encode()
+        self._start = marker(self.start_id).encode() if self.start_id >= 0 else b""
         names = {i: marker(i) for i in reference.special_ids}
         self._added, self._is_nfc = ["\0"], False
         self._knows_kinds = isinstance(reference, HuggingFaceEncoder)
@@ -82,7 +84,7 @@ class FastEncoder:
     def encode_joined(self, texts: Sequence[str]) -> Joined:
         """Return what `Encoder.encode_joined` returns."""
         # Its calls for many texts import a large package and make lists of Python numbers, so many texts go to it as
-        # one, each followed by the name of the end-of-document piece.
+        # one, each between the names of its start and its end.
         if self._cached_tokens > MAX_CACHED_TOKENS * max(1, self.vocab_size // 32_000):
             self._open()
         as_bytes = [text.encode() for text in texts]
@@ -91,7 +93,8 @@ class FastEncoder:
         others = [] if all_given else [number for number, text in enumerate(texts) if not self._is_given(text)]
         for number in others:
             given[number] = b""
-        ids: Ids = self._tokenizer.encode(self._end.join([*given, b""])).view(np.int32)
+        marked = b"".join(self._start + text + self._end for text in given)
+        ids: Ids = self._tokenizer.encode(marked).view(np.int32)
         self._cached_tokens += len(ids)
         if others:
             own = self._reference.encode_many([texts[number] for number in others])

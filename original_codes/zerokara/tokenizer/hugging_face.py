@@ -79,7 +79,7 @@ class HuggingFaceEncoder(Encoder):
         self.faults: list[Fault] = []
         """The end of a document is unknown, or one of several; then `eos_id` is -1."""
         self.eos_id = self._end_id(where)
-        self._end = np.int32(self.eos_id).tobytes()
+        self.start_id = -1 if self.start_id == self.eos_id else self.start_id  # the end before it is a start, too
         self.bos_id = min(self.named("bos"), default=-1)
         pads = [*self.named("pad"), *({self.unk_id} - {-1})]
         self.pad_id = next((i for i in pads if i != self.eos_id), self.eos_id)
@@ -88,12 +88,15 @@ class HuggingFaceEncoder(Encoder):
     def _open(self) -> None:
         """Open the file; raises whatever tokenizers raises."""
         self.settings: dict[str, Any] = orjson.loads(self.model_bytes)
-        # A post-processor would also change offsets (`trim_offsets`).
-        self.settings.update(truncation=None, padding=None, post_processor=None)
+        self.settings.update(truncation=None, padding=None)
         self.algorithm: dict[str, Any] = self.settings["model"]
         """The vocabulary, the merges and their options."""
         self._dropout, self.algorithm["dropout"] = self.algorithm.get("dropout"), None
         self.vendor = Tokenizer.from_str(orjson.dumps(self.settings).decode())
+        first = self.vendor.encode("a")
+        self.start_id = first.ids[0] if first.special_tokens_mask[:1] == [1] else -1
+        # A post-processor would also change offsets (`trim_offsets`).
+        self.vendor.post_processor = self.settings["post_processor"] = None
         self.vendor.encode_special_tokens = True
         self.vendor.encode("a 1 龘 \U0001f600", add_special_tokens=False)  # a WordPiece may lack its unknown token
         self.parts: dict[str, dict[str, Any]] = {}
@@ -151,8 +154,9 @@ class HuggingFaceEncoder(Encoder):
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of tokenizer.json and of the end of a document, which identify the tokenizer of token files and runs."""
-        return hashlib.sha256(self.model_bytes + b"\0" + self.pieces[self.eos_id].encode()).hexdigest()
+        """Hash of tokenizer.json and of what ends and starts a document: of what token files and runs depend on."""
+        marks = [self.pieces[i].encode() for i in (self.eos_id, self.start_id) if i >= 0]
+        return hashlib.sha256(b"\0".join([self.model_bytes, *marks])).hexdigest()
 
     @property
     def record(self) -> Inputs:

@@ -265,6 +265,7 @@ def manifest_facts(config: DataSettings, files: FoundFiles, encoded: EncodedCorp
         "tokenizer_sha256": encoder.sha256,
         "vocab_size": encoder.vocab_size,
         "eos_id": encoder.eos_id,
+        "start_id": encoder.start_id,
         "dtype": dtype_for(encoder.vocab_size).name,
         "left_out": files.left_out,
     }

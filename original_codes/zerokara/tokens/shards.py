@@ -189,14 +189,15 @@ def _write_batch(
     if len(ends) != len(documents):
         raise RunError(f"the encoder gave {len(ends):,} ends for {len(documents):,} documents: a bug in zerokara")
     lengths = np.column_stack([np.diff(ends, prepend=-1), text_bytes]).astype(np.int32)
-    if (empty := lengths[:, 0] == 1).any():
+    marks = 1 + int(job.encoder.start_id >= 0)
+    if (empty := lengths[:, 0] == marks).any():
         # Normalization can leave nothing of a text, as of zero-width spaces under nmt_nfkc.
         for document in (documents[each] for each in np.flatnonzero(empty).tolist()):
             shown = excerpt(document.text.encode("utf-8"))
             place = document.file, document.line, document.offset
             bad.append(BadLine(*place, Reason.NO_TOKENS, shown, document.bytes))
         bad.sort(key=lambda item: item.line)
-        ids, lengths = np.delete(ids, ends[empty]), lengths[~empty]
+        ids, lengths = np.delete(ids, (ends[empty, None] - np.arange(marks)).ravel()), lengths[~empty]
     outputs[0].write(ids.astype(dtype_for(job.encoder.vocab_size), copy=False).tobytes())
     outputs[1].write(lengths.tobytes())
     outputs[2].write(b"".join(_quarantined(item, number, held) for item in bad))

@@ -69,7 +69,8 @@ class LossValidation:
         self._kinds[plan.data.objective.sentinel_ids] = SENTINEL
         # With a dummy prefix a line, or a document, begins with a space that is not in the text, behind these.
         is_prefixed = self._token_bytes[encoder.encode("a")].sum() > 1 and not config.traits.is_encoder_decoder
-        self._before_lines = [encoder.eos_id, *([encoder.newline_id] if encoder.by_line else [])] if is_prefixed else []
+        line_ends = [encoder.newline_id] if encoder.by_line else []
+        self._before_lines = [encoder.before_text, *line_ends] if is_prefixed else []
         self._is_of_kind_VK = torch.eye(NUM_KINDS, dtype=torch.float64, device=device)[torch.from_numpy(self._kinds)]
         max_tokens = None if config.eval_tokens == "all" or prefix else config.eval_tokens
         self._tokens = plan.data.validation_batches(prefix or plan.data.valid_prefix, max_tokens)

@@ -16,7 +16,6 @@ import transformers
 from evaluated_models import CONTEXT, save
 from safetensors.torch import load_file, save_file
 
-from zerokara.base import manifest
 from zerokara.base.errors import UserError
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.evaluation import bits_per_byte
@@ -26,7 +25,6 @@ from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import BLOCKS, SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
 from zerokara.model.cpu_attention import blocked_attention
-from zerokara.publishing import exported_folder
 
 SHORT, LONG = "The naïve fox.", "the fox 日本語 \n  Größe " * 3
 TEXT = MeasuredText("text", (SHORT, LONG, "țară 🦊 </s> <|endoftext|>", "a" * 70), 4)
@@ -151,20 +149,13 @@ def test_start_and_context_are_declared(models: dict[str, LoadedModel]) -> None:
     assert windowing == Windowing(1, "<s>", bos, 2, CONTEXT, CONTEXT // 2)
 
 
-def test_documents_end_with_the_token_that_config_json_names_and_in_an_export_they_begin_after_it(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_documents_end_with_the_token_that_config_json_names(folders: dict[str, Path], tmp_path: Path) -> None:
     for ids in (5, [5, 2]):  # a chat tokenizer's own end is that of a turn
         folder = shutil.copytree(folders["llama"], tmp_path / str(ids))
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": ids}), encoding="utf-8")
         windowing = windowing_of(open_models([folder], "cpu")[0], EvaluateConfig())
         assert (windowing.end_id, windowing.start_id) == (5, 1)
-    (folder / "manifest.json").write_text("{}", encoding="utf-8")
-    assert windowing_of(open_models([folder], "cpu")[0], EvaluateConfig()).start_id == 1
-    manifest.write(folder / "manifest.json", manifest.StepSpec(exported_folder.STEP, {}, {}), {}, {}, 0.0)
-    windowing = windowing_of(open_models([folder], "cpu")[0], EvaluateConfig())
-    assert (windowing.end_id, windowing.start_id) == (5, 5)
     del config["eos_token_id"]
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert windowing_of(open_models([folder], "cpu")[0], EvaluateConfig()).end_id == 2

@@ -43,7 +43,11 @@ def test_ids_are_those_of_tokenizers_and_special_tokens_are_text(folder: Path, k
     assert [ids.tolist() for ids in encoder.encode_many(texts)] == expected
     assert not encoder.control_ids & {i for ids in expected for i in ids}
     joined, sizes = pickle.loads(pickle.dumps(encoder)).encode_joined(texts)
-    assert joined.dtype == np.int32 and joined.tolist() == [i for ids in expected for i in [*ids, encoder.eos_id]]
+    # Llama 3 was trained on documents that begin with <|begin_of_text|>, and every client puts it before a prompt.
+    whole = [vendor.encode(text).ids for text in texts]
+    assert whole == [[encoder.start_id, *ids] if kind == LLAMA_3 else ids for ids in expected]
+    assert joined.dtype == np.int32 and joined.tolist() == [i for ids in whole for i in [*ids, encoder.eos_id]]
+    assert [encoder.prompt_ids(text) for text in ("a", "")] == [vendor.encode("a").ids, [encoder.before_text]]
     assert sizes == [len(text.encode()) for text in texts]
     kept = [text for text in texts if kind == LLAMA_3 or normalizers.NFC().normalize_str(text) == text]
     assert len(kept) >= len(texts) - 1
@@ -125,10 +129,13 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path, tmp_path: Path, m
         assert "400 pieces" in fault_of(open_encoder, place).rule
 
 
-def test_the_choice_is_part_of_the_identity(folder: Path, kind: str) -> None:
+def test_the_choice_is_part_of_the_identity(folder: Path, kind: str, tmp_path: Path) -> None:
     base, chat = (open_encoder(folder, end) for end in (BASE[kind], CHAT[kind]))
     assert base.sha256 == open_encoder(folder).sha256 != chat.sha256
     assert pickle.loads(pickle.dumps(chat)).sha256 == chat.sha256
+    without = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")) | {"post_processor": None}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(without), encoding="utf-8")
+    assert (open_encoder(tmp_path, BASE[kind]).start_id, base.start_id >= 0) == (-1, kind == LLAMA_3)
     assert [record.sha256 for record in chat.record] == [chat.sha256]  # type: ignore[union-attr]
     assert {Path(name).name for name in chat.run_files} == {"tokenizer.json", "tokenizer_config.json"}
 

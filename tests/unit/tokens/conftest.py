@@ -64,7 +64,7 @@ def make_config(tmp_path: Path, model_path: Path, corpus: Path) -> Callable[...,
 class OneIdADocument:
     """Stands in for a tokenizer where only the counts matter."""
 
-    vocab_size, eos_id, unk_id = 1000, 2, 0
+    vocab_size, eos_id, start_id, unk_id = 1000, 2, -1, 0
 
     def encode_joined(self, texts: Sequence[str]) -> tuple[Any, list[int]]:
         return np.array([9, 2] * len(texts), dtype=np.int32), [len(text.encode()) for text in texts]

@@ -12,7 +12,7 @@ import numpy as np
 class FailingEncoder:
     """What its `encode_joined` does is the first word of `action`."""
 
-    vocab_size, eos_id, unk_id = 100, 2, 0
+    vocab_size, eos_id, start_id, unk_id = 100, 2, -1, 0
 
     def __init__(self, *action: Any):
         self.action = action

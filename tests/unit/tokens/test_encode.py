@@ -196,12 +196,13 @@ def test_what_does_not_come_back_is_counted_in_every_document(
     assert encoded.space_marks == encoded.unknown == 0, "a byte-level tokenizer keeps it"
 
 
-def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [[], [1]])
+def test_texts_that_the_tokenizer_leaves_nothing_of(tmp_path: Path, start: list[int]) -> None:
     class Deaf:
-        vocab_size, eos_id, unk_id = 70000, 2, 0
+        vocab_size, eos_id, start_id, unk_id = 70000, 2, start[0] if start else -1, 0
 
         def encode_joined(self, texts: Any) -> Any:
-            ids = [i for text in texts for i in [*[9] * (text != "\u200b"), 2]]
+            ids = [i for text in texts for i in [*start, *[9] * (text != "\u200b"), 2]]
             return np.array(ids, dtype=np.int32), [len(text.encode()) for text in texts]
 
     path = tmp_path / "x.txt"
@@ -211,10 +212,10 @@ def test_texts_that_the_tokenizer_leaves_nothing_of(make_config: MakeConfig, tmp
     result = write_shard(ShardTask("0-0", 0, (Range(files[0]),)), job)
     (held,) = result.ranges
     assert held.skipped == {"text without tokens": 1, "empty line": 1} and result.documents == 2
-    assert np.fromfile(shard_path(tmp_path, "0-0", "bin"), np.int32).tolist() == [9, 2, 9, 2]
+    assert np.fromfile(shard_path(tmp_path, "0-0", "bin"), np.int32).tolist() == [*start, 9, 2, *start, 9, 2]
     bad = [json.loads(line) for line in shard_path(tmp_path, "0-0", "bad").read_text(encoding="utf-8").splitlines()]
     assert [record["line"] for record in bad] == [2, 3]
-    assert (result.tokens, result.disk_bytes) == (4, path.stat().st_size)
+    assert (result.tokens, result.disk_bytes) == (4 + 2 * len(start), path.stat().st_size)
 
 
 def test_redo_takes_its_own_over(make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import rounding
 import torch
 from drawn_models import build
+from foreign_models import LLAMA_3, SPECIAL, byte_level
 from made_tokens import write_documents
 from tiny import T5
 from toy_tokenizers import TrainToy
@@ -24,6 +25,7 @@ from zerokara.evaluation.models import open_models
 from zerokara.huggingface import families, to_hf, tokenizer_json
 from zerokara.samples.batches import validation_batches
 from zerokara.tokenizer.encoder import Encoder
+from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import IndexedTokens
 from zerokara.training import run
 from zerokara.training.planning.run_plan import RunPlan, make_plan
@@ -74,17 +76,23 @@ def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architec
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_prefixed"),
-    [([], False), (["intra_document_masking=true"], False), ([], True)],
-    ids=["stream", "intra-document", "dummy prefix"],
+    ("settings", "kind"),
+    [([], "step 1's"), (["intra_document_masking=true"], "step 1's"), ([], "dummy prefix"), ([], "Llama 3's")],
 )
 def test_step_8_measures_the_same(
-    plan_of: Callable[..., RunPlan], train_toy: TrainToy, tmp_path: Path, settings: list[str], is_prefixed: bool
+    plan_of: Callable[..., RunPlan], train_toy: TrainToy, tmp_path: Path, settings: list[str], kind: str
 ) -> None:
     """On the exported model and the same documents, some shorter than the context and some much longer."""
     plan = plan_of(*settings)
-    if is_prefixed:  # each line of a text, but for an empty one, begins with a space that is not in it
+    if kind == "dummy prefix":  # each line of a text, but for an empty one, begins with a space that is not in it
         plan = replace(plan, encoder=Encoder(train_toy(add_dummy_prefix=True)))
+    if kind == "Llama 3's":  # each document begins with <|begin_of_text|>
+        byte_level(
+            tmp_path / "llama3",
+            LLAMA_3,
+            tokenizer_config={"eos_token": "<|end_of_text|>", "bos_token": SPECIAL[LLAMA_3][0]},
+        )
+        plan = replace(plan, encoder=open_encoder(tmp_path / "llama3"))
     encoder, shape = plan.encoder, plan.shape
     torch.manual_seed(3)
     model = build(shape)
@@ -97,8 +105,9 @@ def test_step_8_measures_the_same(
     texts[0] = f"\n{texts[0]}\n\n\n{texts[0]}\n"
     encoded = [encoder.encode(text) for text in texts]
     assert len(encoded[0]) > 2 * shape.seq_len and min(map(len, encoded)) < shape.seq_len / 4
-    write_documents(tmp_path / "some", [np.append(each, encoder.eos_id) for each in encoded], np.dtype(np.uint16))
-    batches = validation_batches(tmp_path / "some", plan.data.objective, encoder.eos_id)  # type: ignore[arg-type]
+    written = [encoder.encode_joined([text])[0] for text in texts]
+    write_documents(tmp_path / "some", written, np.dtype(np.uint16))
+    batches = validation_batches(tmp_path / "some", plan.data.objective, encoder.before_text)  # type: ignore[arg-type]
     plan = replace(plan, data=replace(plan.data, validation_batches=lambda *_: batches))
     ours = LossValidation(plan, CPU)(model)
 

@@ -103,7 +103,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     return PlannedData(
         training=training,
         objective=turns,
-        validation_batches=lambda at, most: validation_batches(at, turns, encoder.eos_id, most, parts),
+        validation_batches=lambda at, most: validation_batches(at, turns, encoder.before_text, most, parts),
         sha256=hashes[0],
         valid_sha256="".join(hashes[1:]),
         train_prefix=paths.train,
