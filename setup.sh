@@ -8,9 +8,10 @@
 #   ./setup.sh --extra-index-url https://download.pytorch.org/whl/cpu
 #                                                  on a machine without a GPU: torch without CUDA (GBs less)
 #   TORCH_BUILD=cu126 ./setup.sh                   torch for this CUDA (cu126, cu129, cu130). setup.sh says which one fits
-#                                                  the driver and the cards that nvidia-smi shows; only cu130 and the one
-#                                                  without CUDA are locked here, so that another is installed NOT VERIFIED,
-#                                                  and only if you ask for it, so or by --extra-index-url
+#                                                  the driver and the cards that nvidia-smi shows. Only cu130 and the
+#                                                  build without CUDA are locked here: any other is
+#                                                  installed NOT VERIFIED, and only if you ask for it,
+#                                                  in this way or by --extra-index-url
 #   ./setup.sh --lock cu126                        locks what that build consists of, with uv (a package of PyPI)
 #   ./setup.sh --help                              prints this
 set -euo pipefail

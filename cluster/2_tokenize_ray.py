@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @ray.remote(num_cpus=1, max_retries=10, scheduling_strategy="SPREAD")
 def part(number: int, of: int, options: list[str], folder: str) -> int:
-    """Do a part in this process, so that it ends with it; the exit code."""
+    """Do a part in this process, so that the part ends with the process; return the exit code."""
     from zerokara.steps.tokenize import main
 
     os.chdir(folder)

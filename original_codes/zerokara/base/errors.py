@@ -23,7 +23,7 @@ from zerokara.base.progress import plain
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 INTERRUPTED = 130  # exit code after Ctrl-C, as in shells (128 + SIGINT)
-# Line ends, controls of a terminal and of the direction of writing, and halves of characters.
+# Line ends, terminal controls, text-direction controls, and lone surrogates.
 _NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udc7f\udd00-\udfff]")
 _MAX_VALUE_CHARACTERS, _MAX_MESSAGE_CHARACTERS = 500, 50_000  # a server may answer with a whole page
 _CUT = "…"
@@ -126,7 +126,7 @@ def refuse(faults: Iterable[Fault]) -> None:
 
 
 def check_hub_token() -> None:
-    """Raise UserError where the Hub's token holds what no token may, as a copied quote; the value is not shown."""
+    """Raise UserError if the Hub's token holds a character that no token has, as a copied quote; it is not shown."""
     from huggingface_hub import constants, get_token
 
     if (token := get_token()) and not re.fullmatch(r"[\w.~+/-]+=*", token, re.ASCII):  # RFC 6750, section 2.1

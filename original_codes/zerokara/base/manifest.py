@@ -138,7 +138,7 @@ def already_done(manifest_path: Path, spec: StepSpec, *, redo: bool = False) -> 
 
     Raises UserError, with a fault for each difference, if it records another step, settings or inputs, without `redo`.
     """
-    if redo or not os.path.exists(manifest_path):  # a name that the system refuses is told elsewhere
+    if redo or not os.path.exists(manifest_path):  # an invalid name is reported elsewhere
         return None
     done = read(manifest_path)
     if done.step != spec.step:

@@ -178,8 +178,9 @@ def stored_tensors(paths: Sequence[Path]) -> ComputedTensors:
 
 
 def read_weights(*folders: Path) -> Mapping[str, Tensor]:
-    """Fp32 master weights by name, of several checkpoints their mean, each read when it is asked for; raises as
-    `files_of`. A mean is the sum in fp32, in the given order, by the number: the same files give the same bits."""
+    """Fp32 master weights by name, or the mean of several checkpoints, each read when it is asked for; raises as
+    `files_of`. A mean is the fp32 sum, in the given order, divided by the number of checkpoints: the same files give
+    the same bits."""
     members = [stored_tensors(files_of(folder, WEIGHTS)) for folder in folders]
 
     def mean(name: str) -> Tensor:

@@ -3,8 +3,8 @@
 Several processes write one together (`Writers`): the first says where and completes it, each writes its share. They
 talk through a store of torch.distributed, by two kinds of keys: ``N``, the N-th request of the first (the name of the
 folder to write into, or that no more comes for this checkpoint), and ``N/K``, the answer of process K (its files with
-their hashes, or the disk's error). A store and no collectives, which the training uses meanwhile: this is in a thread.
-The folder goes by its name alone, since a disk that several machines share may be mounted elsewhere.
+their hashes, or the disk's error). They use a store and no collectives, because this runs in a thread while training
+uses collectives. The folder goes by its name alone, since a disk that several machines share may be mounted elsewhere.
 """
 
 import errno

@@ -90,7 +90,7 @@ def _run(name: str, stage: Stage, folder: Path, plan: Plan, num_tasks: int) -> N
 
 class _Slurm(SlurmPipelineExecutor):
     def launch_merge_stats(self) -> None:
-        """Sends no job that waits for ever where a task has failed; the stages count by themselves."""
+        """Submit no merge job: it would wait for ever if a task has failed, and the stages count by themselves."""
 
 
 def _made(kind: Callable[..., Any], options: dict[str, Any]) -> Any:

@@ -82,7 +82,7 @@ class Report:
         """Rows of the step's summary."""
         size, left = self.total(READ) or 1, self.total(CLEAN)
         equal = f"{plural(self.num_equal, 'text')} became equal to others without their repeated lines"
-        again = f"{equal}: step 0 again, with this clean text as its input, drops them"
+        again = f"{equal}: run step 0 again, with this clean text as its input, to drop them"
         return [
             ("read", f"{plural(self.total(READ, 'documents'), 'document')}, {bytes_text(size)} of text"),
             *((rule, f"{plural(n, 'document')}, {bytes_text(b)} ({b / size:.2%})") for rule, n, b in self.dropped),

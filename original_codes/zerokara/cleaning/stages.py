@@ -1,9 +1,9 @@
 """The stages, each the work of one task: the text is read, copies and repeated lines are found, the text is written.
 
-A document that no rule drops by itself is known by its id: the number of its task, `RANK` bits up, and its number
-there. Of equal documents the one with the lowest id stays, whatever the number of workers. Keys of what is compared are
-saved in their order, and compared in parts, each a range of all possible keys, so that a part needs memory for its
-share alone.
+A document that no rule drops by itself is known by its id: the number of its task, shifted left by `RANK` bits, plus
+its number in the task. Of equal documents the one with the lowest id stays, whatever the number of workers. Keys of
+what is compared are saved in their order, and compared in parts, each a range of all possible keys, so that a part
+needs memory for its share alone.
 
 MinHash is rensa's (fast similarity sketching: Dahlgaard, Knudsen and Thorup, 2017, arXiv 1704.04370), in which the
 share of equal values estimates the Jaccard similarity of two sets of n-grams, as in Broder's original.
@@ -272,8 +272,9 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
 
 
 def own_lines(lines: Sequence[str], repeats: Callable[[int], bool]) -> tuple[int, int]:
-    """Start and end of a text without the lines of a site around it, and the empty ones beside these: rows of repeated
-    lines, each beside the next (the last of a text beside its first) in other documents too, and shorter rows outside.
+    """Start and end of a text without the lines of its site and the empty lines beside them. The lines of a site are
+    rows of repeated lines that stand beside each other in other documents, too (the last line of a text counts as
+    beside its first), and shorter rows outside of these.
     """
     filled = [place for place, line in enumerate(lines) if line.strip()]
     keys, size = [line_key(lines[place]) for place in filled], len(filled)

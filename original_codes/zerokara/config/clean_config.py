@@ -15,9 +15,9 @@ class CleanedText(Settings):
     """Cleaning the text (before step 1)"""
 
     input: Names = ("data/embedded/corpus.jsonl",)
-    """Raw text, each entry one source: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a
-    file that lists such entries ("@files.txt"), or a dataset on the Hub (hf://datasets/owner/name[@revision][/path]).
-    Of equal texts the first is kept, so name the best source first."""
+    """Raw text; each entry is one source: a file (.jsonl or .txt, plain or compressed as .gz or .zst; or .parquet), a
+    glob, a folder, a file that lists such entries ("@files.txt"), or a dataset on the Hub
+    (hf://datasets/owner/name[@revision][/path]). Of equal texts the first is kept, so name the best source first."""
     text_field: Text = "text"
     """Field of a JSON line, or column of a .parquet, that holds the text."""
     txt_document: Literal["file", "line"] = "file"
@@ -32,13 +32,15 @@ class Rules(Settings):
     """Rules, in their order; 0, false, [] or {} turns one off"""
 
     encoding_damage: Fraction = 0.01
-    """Drop documents of which a larger share of the characters was damaged by a wrong decoding: U+FFFD, and mojibake as
+    """Drop documents in which a wrong decoding damaged more than this share of the characters: U+FFFD, and mojibake as
     ftfy recognises it."""
     evaluation_overlap: NaturalInt = 13
     """Drop documents that share this many words in a row (characters in scripts without spaces) with evaluation_data,
-    which would make scores on it worthless. Of a shorter text all words; one of fewer than 8 is not looked for."""
+    which would make scores on it worthless. A shorter text must occur as a whole; a text of fewer than 8 words is not
+    looked for."""
     evaluation_data: Words = ("config.yaml", "evaluate_config.yaml", "finetune_config.yaml")
-    """Text files, or configuration files whose texts, test_data, valid_data and valid_jsonl are searched for."""
+    """Text files; or configuration files, whose texts, test_data, valid_data and valid_jsonl name the files to look
+    for."""
     languages: Words = ()
     """Keep only documents in these languages, e.g. [pt, en], as fastText's lid.176 recognises them: ISO 639 codes of
     176 languages."""
@@ -49,23 +51,25 @@ class Rules(Settings):
     exact_duplicates: bool = True
     """Drop all but the first of equal texts."""
     near_duplicates: Annotated[float, Field(ge=0, le=0.95)] = 0.8
-    """Drop documents about as similar as this to an earlier one: the Jaccard similarity of their n-grams, five words or
-    signs in a row (characters in scripts without spaces), which MinHash estimates to within 0.05. At least 0.5."""
+    """Drop documents with about this similarity to an earlier one, or more. It is the Jaccard similarity of their
+    n-grams, five words or signs in a row (characters in scripts without spaces), which MinHash estimates to within
+    0.05. The setting must be at least 0.5."""
     repeated_lines: NaturalInt = 20
-    """Remove lines that this many documents or more repeat beside each other, with 40 characters together (20 in
-    scripts without spaces), from the beginning and the end of all but the first: menus, cookie notices, signatures."""
+    """Remove menus, cookie notices and signatures: lines beside each other, with at least 40 characters together (20 in
+    scripts without spaces), that this many documents or more repeat. They go from the beginning and the end of all
+    documents but the first."""
 
 
 class CleanConfig(Rules, CleanedText):
     """Cleaning the text."""
 
     executor: Literal["local", "slurm", "ray"] = "local"
-    """Where the work is done: on this machine; or by datatrove's executors as jobs of Slurm, or on a Ray cluster that
-    runs, of machines that see the same disk."""
+    """Where the work is done: on this machine, as Slurm jobs, or on a running Ray cluster. The last two use datatrove's
+    executors, and all machines must see the same disk."""
     executor_options: dict[str, Any] = Field(default_factory=dict)
     """Arguments of SlurmPipelineExecutor or RayPipelineExecutor, e.g. {partition: cpu, time: "24:00:00"}."""
     num_workers: PositiveInt | Auto = "auto"
-    """Processes on this machine; `auto` is one per core and 2 GB of free memory."""
+    """Processes on this machine; `auto` is one per core, but at most one per 2 GB of free memory."""
 
     def rules(self) -> Iterator[Fault]:
         for key, least in (("near_duplicates", 0.5), ("evaluation_overlap", 8), ("repeated_lines", 2)):

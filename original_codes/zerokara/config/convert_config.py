@@ -14,15 +14,16 @@ class ConvertSettings(Settings):
     """Conversion to Hugging Face (step 4)."""
 
     input_model_dir: Text = "models/embedded"
-    """A run folder, of which `checkpoint` says what is exported, or one global_stepN folder in it."""
+    """A run folder, from which `checkpoint` selects the checkpoint to export, or one global_stepN folder in it."""
     checkpoint: Literal["newest"] | Auto = "auto"
-    """Checkpoint of a run folder: the `newest` complete one; or `auto`, of a fine-tuning the best, with which it was
-    tested, else the newest, unless its validation is more than 1 % worse than that of the best and `average` is 1."""
+    """Checkpoint of a run folder: the `newest` complete one, or `auto`. For a fine-tuning `auto` is the best one, which
+    was tested. For a pretraining it is the newest; but if that validates more than 1 % worse than the best, and
+    `average` is 1, it is the best."""
     output_tokenizer_and_model_dir: Text = "models/embedded_hf"
     """Folder for the Hugging Face model and tokenizer."""
     average: PositiveInt = 1
-    """Checkpoints whose mean is exported: that one and those saved before it, as keep_last of the run leaves them. It
-    helps a run whose learning rate has not decayed yet; 1 is no mean."""
+    """Number of checkpoints to average: that one, and those saved before it that keep_last of the run has kept. The
+    mean helps a run whose learning rate has not decayed yet; 1 exports a single checkpoint."""
     dtype: Literal["fp32", "bf16"] = "bf16"
     """Precision of the saved weights; the proof of equality is computed in fp32."""
     max_shard_size: Annotated[str, Field(pattern=r"^[1-9][0-9]*(MB|GB)$")] = "4GB"
@@ -30,7 +31,7 @@ class ConvertSettings(Settings):
     check_corpus: Words = ()
     """Raw text for the proofs; empty takes the corpus that the run was trained on."""
     check_lines: PositiveInt = 10_000
-    """Lines of this text whose token ids are compared."""
+    """Number of lines of that text whose token ids are compared."""
     test_prompt_text: Prompts = "auto"
     """Prompts to continue with the converted model. `auto` takes those of the run (sample_prompts), or if it had none
     the beginnings of three documents of the text for the proofs."""
@@ -42,9 +43,9 @@ class UploadSettings(Settings):
     huggingface_name: str = ""
     """Repository on the Hub, as user/name."""
     private: bool = True
-    """Only you can see the repository."""
+    """Make the repository private: only you can see it."""
     language: Words = ()
-    """Language codes for the model card, e.g. [ja]; without one it names none."""
+    """Language codes for the model card, e.g. [ja]; if empty, the card names no language."""
     license: Text = "apache-2.0"
     """Licence identifier for the model card."""
 

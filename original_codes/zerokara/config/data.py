@@ -23,43 +23,45 @@ from zerokara.config.settings import (
 Weights = Annotated[Literal["proportional", "replay"] | tuple[NaturalFloat, ...], BeforeValidator(as_tuple)]
 OrderKind = Literal["shuffle", "sequential"]
 REPLAY_SHARE = 0.25
-"""Replayed text in the mixture `replay`: what kept the old language when a model went from English to German (Ibrahim
-et al., 2024, arXiv 2403.08763); for a new corpus of the same language 0.05 did."""
+"""Share of replayed text in the mixture `replay`. It preserved the old language when a model moved from English to
+German (Ibrahim et al., 2024, arXiv 2403.08763); for a new corpus in the same language 0.05 was enough."""
 MIN_CONTEXT = 0.5
-"""Share of the context that, in bits per byte, stands before each token of a document that is longer than it."""
+"""Bits per byte: minimum share of the context that precedes each token of a document longer than the context, after the
+first window."""
 
 
 class DataSettings(Settings):
     """Text to tokens (step 2)."""
 
     input_jsonl: Names = ("data/embedded/corpus.jsonl",)
-    """Raw text, each entry one source: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a
-    file that lists such entries ("@files.txt"), or a dataset on the Hub (hf://datasets/owner/name[@revision][/path])."""
+    """Raw text; each entry is one source: a file (.jsonl or .txt, plain or compressed as .gz or .zst; or .parquet), a
+    glob, a folder, a file that lists such entries ("@files.txt"), or a dataset on the Hub
+    (hf://datasets/owner/name[@revision][/path])."""
     text_field: Text = "text"
     """Field of a JSON line, or column of a .parquet, that holds the text."""
     txt_document: Literal["file", "line"] = "file"
     """Document of a .txt file: the whole `file`, or each `line`."""
     input_tokenizer_file: Text = "tokenizers/embedded/tokenizer.model"
-    """The tokenizer.model of step 1, or another: a SentencePiece model, a tokenizer.json, or a Hugging Face folder,
-    such as that of the model that init_from names."""
+    """Tokenizer: the tokenizer.model of step 1, another SentencePiece model, a tokenizer.json, or a Hugging Face
+    folder, such as that of init_from."""
     end_of_document: Text = "auto"
-    """Token that ends each document, where input_tokenizer_file is a tokenizer.json; `auto` is the only one that the
-    files beside it name as eos_token. Where they name several: the one that did so in the model's pretraining."""
+    """Token that ends each document, if input_tokenizer_file is a tokenizer.json. `auto` takes the only eos_token that
+    the files beside it name. If they name several, give the one that ended documents in the model's pretraining."""
     output_prefix: Text = "data/embedded/tokens"
-    """Path and beginning of the name of the token files: <output_prefix>_text_document.bin and .idx."""
+    """Path prefix of the token files: <output_prefix>_text_document.bin and .idx."""
     num_workers: PositiveInt | Auto = "auto"
-    """Worker processes, in parts on several machines those of each; `auto` is one per core."""
+    """Worker processes (per machine, if step 2 runs in parts on several); `auto` is one per core."""
     max_bad_fraction: Fraction = 0.01
-    """Largest tolerated share of bad documents, and of bad bytes of the files on disk. Bad are lines that are no
-    documents or longer than 64 MiB, and what damaged files lost or cannot verify (all of a truncated packed file)."""
+    """Largest tolerated share of bad documents, and of bad bytes on disk. A line is bad if it holds no document or is
+    longer than 64 MiB. Data that a damaged file lost or cannot verify is bad, too (all of a truncated .gz or .zst)."""
     valid_jsonl: Words = ()
-    """Held-out text of your own, entries as those of input_jsonl: the validation data, in place of a drawn share."""
+    """Held-out text of your own, with entries as in input_jsonl; it is then all of the validation data."""
     valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.01
-    """Share of each source's documents held out for validation, at random; 0 for none. For use without valid_jsonl."""
+    """Share of each source's documents drawn at random for validation; 0 for none. Used only without valid_jsonl."""
     valid_min_documents: NaturalInt = 10
-    """Least number of validation documents from each source (unless none are drawn)."""
+    """Minimum number of validation documents drawn from each source, unless valid_fraction is 0."""
     split_seed: NaturalInt = 1234
-    """Seed of that draw."""
+    """Seed of the draw of validation documents."""
 
     @property
     def entries(self) -> list[tuple[str, str]]:
@@ -88,21 +90,22 @@ class DataOrderSettings(Settings):
     """The order of the data (step 3)."""
 
     order: OrderKind = "shuffle"
-    """`shuffle` cuts the text at other places and reads it in a new random order each epoch, `sequential` reads it in
-    the order of the corpus."""
+    """`shuffle` cuts the text at different places in each epoch and reads it in a new random order; `sequential` reads
+    it in the order of the corpus."""
     source_weights: Weights = "proportional"
-    """Mixture of the entries of input_jsonl (sources): `proportional` reads every token equally often; or a weight for
-    each, e.g. [3, 1] reads three tokens of the first for every one of the second, whatever their sizes. `replay` is for
-    init_from: the first entry is the new text, and a quarter of the tokens are of the others, text like the model's own
-    that keeps it from forgetting."""
+    """Mixture of the sources (the entries of input_jsonl): `proportional` reads every token equally often. A list gives
+    a weight to each source: [3, 1] reads three tokens of the first for each token of the second, whatever their sizes.
+    `replay` is for init_from: the first source is the new text, and a quarter of the tokens come from the others, which
+    hold text like that of the model's pretraining, so that it forgets less."""
     max_epochs_per_source: PositiveFloat = 16.0
-    """Most epochs of any one source; a run that would need more is refused before it starts."""
+    """Maximum number of epochs of any source; a run that would need more is refused before it starts."""
     stages: Annotated[tuple[Stage, ...], BeforeValidator(as_tuple)] = ()
-    """Curriculum: consecutive stages of the run, for two sources e.g. [{tokens: 8e9, source_weights: [3, 1]}, {tokens:
-    rest, source_weights: [0, 1], order: sequential, name: finish}]. Each has `tokens` (a number, or `rest` for the
-    last) and its own `source_weights` and `order` where they differ from those above; or instead of tokens and weights
-    `source_tokens`, an exact number for each source. A stage with another order than the one before restarts its
-    sources. With train_tokens auto the run is as long as its stages; `rest` is `epochs` times the training tokens."""
+    """Curriculum: consecutive stages of the run. An example for two sources: [{tokens: 8e9, source_weights: [3, 1]},
+    {tokens: rest, source_weights: [0, 1], order: sequential, name: finish}]. Each stage has `tokens` (a number; `rest`
+    only in the last stage), and may have its own `source_weights` and `order`. In place of `tokens` and
+    `source_weights`, `source_tokens` gives an exact number for each source. If the order changes between two stages,
+    the second one restarts its sources. With train_tokens: auto the run is as long as its stages, and `rest` stands for
+    `epochs` times the training tokens."""
     intra_document_masking: bool = False
     """Attention stays within each document of a sequence, and positions restart. Slower; good for short documents."""
 

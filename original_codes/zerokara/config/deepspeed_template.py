@@ -21,7 +21,7 @@ _UNKNOWN = (
 
 
 class OffloadKeys(Entry):
-    """What there is to say of an offload besides its device."""
+    """Keys of an offload, except its device."""
 
     unknown: ClassVar[str] = _UNKNOWN
     pin_memory: bool = False

@@ -32,10 +32,11 @@ class ScheduleSettings(Settings):
     epochs: PositiveFloat | Auto = 1.0
     """Epochs (passes over the training data) if train_tokens is auto; ignored otherwise."""
     max_steps: PositiveInt | Auto = "auto"
-    """Upper limit on the optimizer steps: a longer run ends here, at min_lr; `auto` is no limit."""
+    """Maximum number of optimizer steps. A run that would be longer ends at this step, with its learning rate at
+    min_lr. `auto` is no limit."""
     max_hours: PositiveFloat | Auto = "auto"
-    """Upper limit on the hours of training, over all starts of the run; it then saves and stops, wherever its learning
-    rate is. With a higher limit the same command resumes it."""
+    """Maximum hours of training, over all starts of the run. The run then saves and stops, whatever its learning rate
+    is by then. The same command with a higher limit resumes it."""
     global_batch_size: PositiveInt | Auto = "auto"
     """Sequences in one optimizer step, over all processes. `auto` grows with the tokens of the run."""
     lr: PositiveFloat | Auto = "auto"
@@ -46,7 +47,7 @@ class ScheduleSettings(Settings):
     """Decay of the learning rate from lr to min_lr after the warm-up: `cosine`, `linear`, `inverse_sqrt` (1/√step, as
     T5), `wsd` (constant, then linear over the last decay_fraction); or `constant`, no decay. `auto` is `linear`."""
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
-    """Warm-up: share of the steps, in which the learning rate rises to lr. `auto` is what the optimizer needs."""
+    """Warm-up: share of the steps over which the learning rate rises to lr. `auto` depends on the optimizer."""
     warmup_steps: NaturalInt | Auto = "auto"
     """Warm-up as a number of steps; `auto` uses warmup_fraction."""
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
@@ -72,10 +73,10 @@ class OptimSettings(Settings):
     """The optimizer (steps 3 and 7)."""
 
     optimizer: OptimizerName | Auto = "auto"
-    """`adamw`; `adafactor` (as T5: hardly any optimizer memory, update size relative to the weights: try lr 0.01); or
-    `muon` for the matrices of the layers with AdamW for the rest (one lr serves both). The latter two need offload none
-    and tensor_parallel_size 1. `auto` is `muon` for decoders without experts wherever it can run, and `adamw`
-    otherwise."""
+    """`adamw`; `adafactor`, as T5 was trained (hardly any optimizer memory; its updates scale with the weights: try lr
+    0.01); or `muon`, which updates the matrices of the layers, while AdamW updates the rest (one lr serves both).
+    `adafactor` and `muon` need offload: none and tensor_parallel_size: 1. `auto` is `muon` for decoders without experts
+    if it can run, otherwise `adamw`."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW: decay rate of the first moment."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -83,24 +84,25 @@ class OptimSettings(Settings):
     adam_epsilon: PositiveFloat = 1e-8
     """AdamW: epsilon of the denominator."""
     muon_momentum: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
-    """Muon: momentum. `auto` is the lower, the higher lr is: 0.88 to 0.95."""
+    """Muon: momentum. `auto` falls from 0.95 to 0.88 as lr rises."""
     weight_decay: NaturalFloat | Auto = "auto"
-    """Weight decay, decoupled: multiplied by the learning rate (for adafactor by the relative one; T5 has 0). Not
-    applied to norms and biases. `auto` follows lr and the length of the run."""
+    """Decoupled weight decay: it is multiplied by the learning rate (for adafactor by its relative learning rate; T5
+    has 0), and does not apply to norms and biases. `auto` follows lr and the length of the run."""
     relative_attention_lr_multiplier: PositiveFloat | Auto = "auto"
-    """t5: learning rate of the relative position bias, as a multiple of lr. The bias starts near 0.01 and attends to
-    neighbours only at values of several units, so it must learn faster. `auto` is 30, with adafactor 1 as in T5."""
+    """t5: learning rate of the relative position bias, as a multiple of lr. The bias starts near 0.01, and attention
+    favours neighbours only once it reaches several units, so it must learn faster. `auto` is 30, with adafactor 1 as in
+    T5."""
     router_aux_loss_coef: NaturalFloat = 0.01
     """Experts: coefficient of the auxiliary load-balancing loss (Switch Transformer), computed per sequence."""
     router_z_loss_coef: NaturalFloat = 0.001
     """Experts: coefficient of the router z-loss, which keeps the router's logits small (ST-MoE)."""
     expert_capacity_factor: NaturalFloat = 0.0
-    """Experts: capacity factor in training, the tokens of a sequence (in fine-tuning, of an example) that one expert
-    accepts as a multiple of an even share, e.g. 1.25; tokens beyond it are dropped. 0 is no limit. Validation and the
+    """Experts: capacity factor in training. One expert accepts at most this multiple of an even share of the tokens of
+    a sequence (in fine-tuning, of an example), e.g. 1.25; further tokens are dropped. 0 is no limit. Validation and the
     exported model have no limit."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout in training: the share of the numbers that are set to 0 behind the embedding, attention and feed-forward
-    layers. For text that is read many times, with less weight decay."""
+    """Dropout in training: share of the activations that are set to 0 after the embedding, attention and feed-forward
+    layers. It is meant for text that is read many times, with a lower weight_decay."""
     gradient_clipping: NaturalFloat = 1.0
     """Maximum norm of the gradient; 0 for no clipping."""
     seed: NaturalInt = 1234
@@ -121,15 +123,16 @@ class MachineSettings(Settings):
 
     num_processes: PositiveInt | Auto = "auto"
     """Training processes on each machine; `auto` is one per GPU (CUDA_VISIBLE_DEVICES applies), or on a CPU one per
-    core, as far as the batch and the memory go round. At most as many as there are GPUs, or cores."""
+    core if the batch can be divided among them and the memory suffices, otherwise fewer. The maximum is the number of
+    GPUs, or of cores."""
     nodes: PositiveInt | Auto = "auto"
-    """Machines (nodes) that train together, each with num_processes. The command on the first one prints the line for
-    the others. `auto` is 1, or in a Slurm step the number of its nodes."""
+    """Machines (nodes) that train together, each with num_processes. The command on the first machine prints the
+    command for the others. `auto` is 1, or in a Slurm step the number of its nodes."""
     min_nodes: PositiveInt | Auto = "auto"
-    """Machines that are enough to start, after 30 seconds of waiting for the others, and to go on with when others are
-    lost; `auto` is all of them."""
+    """Minimum number of machines. Once this many have arrived, the run waits 30 seconds for the others and starts; it
+    continues as long as this many are left. `auto` is all of them."""
     max_restarts: NaturalInt = 3
-    """Several machines: how often the run starts again by itself after a process was killed or a machine was lost."""
+    """Several machines: how many times the run restarts automatically after a killed process or a lost machine."""
     tensor_parallel_size: PositiveInt = 1
     """Tensor parallelism: processes of one node over which each layer is split, for models too large for one GPU."""
     micro_batch_size: PositiveInt | Auto = "auto"
@@ -137,12 +140,13 @@ class MachineSettings(Settings):
     largest that fits into the GPU's memory and divides the batch, or the fastest on a CPU; a run keeps it as long as it
     resumes with the same settings."""
     precision: Literal["auto", "bf16", "fp32", "fp8"] = "auto"
-    """Number format of the computation: `bf16`, `fp32`, or `auto`: bf16 if the hardware supports it. `fp8` is bf16 with
-    float8 products in attention and dense layers, faster from about 1B parameters on a GPU from Ada or Hopper on. The
-    optimizer has fp32 master weights in any case."""
+    """Number format of the computation: `bf16`, `fp32` or `fp8`. `auto` is bf16 if the hardware supports it, otherwise
+    fp32. `fp8` is bf16 with float8 matrix products in attention and dense layers; it is faster from about 1B parameters
+    on, on a GPU of Ada, Hopper or later. The optimizer always keeps fp32 master weights."""
     zero_stage: Annotated[NaturalInt, Field(le=3)] | Auto = "auto"
-    """DeepSpeed's ZeRO stage, what is sharded over processes: 1 optimizer state, 2 also gradients, 3 also weights; 0
-    means 1, which sends less. `auto` is what sends least and fits: 1, where a step has one micro batch 2, at last 3."""
+    """DeepSpeed's ZeRO stage. It shards over the processes: 1 the optimizer state, 2 also the gradients, 3 also the
+    weights; 0 is taken as 1, which sends less. `auto` is 1, or 2 if a step has one micro batch; a higher stage if that
+    does not fit."""
     offload: Literal["none", "optimizer", "all"] = "none"
     """Offload from the GPU to main memory: the `optimizer` state (zero_stage 1 to 3), or `all`, the weights too
     (zero_stage 3). Slower, for models that do not fit otherwise."""
@@ -151,12 +155,12 @@ class MachineSettings(Settings):
     of each layer (`selective`: keeps less than half), or all (`full`: keeps only each layer's input, a third more
     compute)."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile each layer with torch.compile, which takes half a minute at the first start; with
-    tensor_parallel_size above 1, only single functions between the layers' communication. `auto` is on for a GPU, and
-    for a long run in bf16 on a CPU with AMX."""
+    """Compile each layer with torch.compile, which takes half a minute at the first start; with tensor_parallel_size
+    above 1, it compiles only single functions. `auto` is on for a GPU, and for a long run in bf16 on a CPU with AMX."""
     cudnn_attention: bool = False
     """On a GPU from Hopper on, let cuDNN compute the attention of decoders in training: it can be faster, but some of
-    its versions compute wrong gradients. Each start compares them with those of plain operations, and refuses these."""
+    its versions compute wrong gradients. Each start compares its gradients with those of plain operations, and refuses
+    to train if they are wrong."""
     deepspeed_template: Text = "auto"
     """JSON file with further DeepSpeed settings; `auto` is original_codes/ds_config_gpt_TEMPLATE.json."""
 
@@ -167,12 +171,12 @@ class MachineSettings(Settings):
 
     @property
     def number_format(self) -> Literal["bf16", "fp32"]:
-        """Format of the weights that a planned run computes with, and of what lies between its products."""
+        """Number format of the weights and of the activations between matrix products, in a planned run."""
         return "fp32" if self.precision == "fp32" else "bf16"
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage, before it is chosen for `auto` the lowest one."""
+        """The ZeRO stage; until `auto` is resolved, the lowest one that can work."""
         return max(1, _LEAST_STAGES[self.offload] if self.zero_stage == "auto" else self.zero_stage)
 
     def rules(self) -> Iterator[Fault]:
@@ -193,18 +197,18 @@ class MonitoringSettings(Settings):
     eval_interval: PositiveInt = 100
     """Steps between validations; there is always one at the last step."""
     eval_tokens: PositiveInt | Literal["all"] = "all"
-    """Validation tokens used each time: the first documents of each source, in proportion."""
+    """Tokens used in each validation: the first documents of each source, in proportion to its size."""
     sample_prompts: Prompts = ()
-    """Prompts that the model continues at each validation, into samples.md in the run folder; [] for none. `auto` takes
-    the beginnings of three held-out documents, for t5 with a masked span."""
+    """Prompts that the model continues at each validation, written to samples.md in the run folder; [] for none. `auto`
+    takes the beginnings of three held-out documents, for t5 with a masked span."""
     sample_tokens: PositiveInt = 64
-    """Most tokens to generate per prompt; each takes a forward pass over all prompts."""
+    """Maximum number of tokens to generate per prompt; each takes a forward pass over all prompts."""
     save_interval: PositiveInt = 100
     """Steps between checkpoints; there is always one at the last step."""
     keep_last: PositiveInt = 2
     """Newest checkpoints to keep."""
     keep_every: NaturalInt = 0
-    """Also keep every checkpoint whose step is a multiple of this, itself one of save_interval; 0 for none."""
+    """Also keep checkpoints whose step is a multiple of this, which is a multiple of save_interval; 0 for none."""
     keep_best: bool = True
     """Also keep the checkpoint with the lowest validation loss."""
     max_skipped_steps: NaturalInt = 3

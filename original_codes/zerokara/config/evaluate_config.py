@@ -16,18 +16,18 @@ class EvaluatedModels(Settings):
     """Models to evaluate (step 8)."""
 
     models: Names = ("models/embedded_hf",)
-    """Hugging Face folders on this machine, those of step 4 and anyone's; code that comes with a model is never run."""
+    """Hugging Face folders on this machine, from step 4 or elsewhere; code that comes with a model is never run."""
     output_dir: Text = "evaluation/embedded"
     """Folder for the results: results.json, report.html, and what was measured so far (cache/)."""
     add_to_card: Words = ()
-    """Models into whose model card (README.md) the results are written, as `model-index` metadata."""
+    """Models whose model card (README.md) gets the results, as `model-index` metadata."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; `auto` takes a GPU if there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the computation, the same for all models, whatever their weights were saved in."""
     batch_tokens: PositiveInt | Auto = "auto"
-    """Tokens computed at once; `auto` is 2,048 on a CPU or one window, and 16,384 on a GPU, fewer if their logits take
-    more than half a gigabyte."""
+    """Tokens computed at once. `auto` is 2,048 on a CPU and 16,384 on a GPU, but at least one window, and fewer if the
+    logits take more than half a gigabyte."""
     seed: NaturalInt = 1234
     """Random seed of the documents drawn and of the resampling that gives the intervals."""
 
@@ -49,12 +49,12 @@ class TextSettings(Settings):
     txt_document: Literal["file", "line"] = "file"
     """Document of a .txt file: the whole `file`, or each `line`."""
     max_text_bytes: PositiveInt = 10_000_000
-    """Most bytes of each entry; of a longer one, documents are drawn at random."""
+    """Maximum number of bytes measured of each entry; from a larger entry, documents are drawn at random."""
     context_length: PositiveInt | Auto = "auto"
     """Tokens that a model sees at once; `auto` is each model's own context length."""
     min_context: Annotated[float, Field(ge=0, lt=1)] = MIN_CONTEXT
-    """Least share of the context length that stands before a token in a document longer than it: 0 cuts it into windows
-    that know nothing of each other, 0.75 takes four times the time and predicts a little better."""
+    """In a document longer than the context, minimum share of the context that precedes a token after the first window.
+    0 cuts the document into separate windows; 0.75 takes four times as long and predicts a little better."""
 
 
 class EvaluationTask(Entry):
@@ -80,14 +80,14 @@ class TaskSettings(Settings):
 
     tasks: Annotated[tuple[EvaluationTask, ...], BeforeValidator(as_tuple)] = ()
     """Tasks with test data, e.g. `- {name: reviews, test_data: data/test.tsv, train_data: data/train.tsv,
-    label_words: {0: negative, 1: positive}}`. Keys: name, test_data; train_data (for the baselines, and to name test
+    label_words: {0: negative, 1: positive}}`. Keys: name, test_data; train_data (for the baselines, and to find test
     examples that occur in it); data_format, input_field, output_field, label_words, prompt_template, system_prompt as
-    in finetune_config.yaml, and where they are not given as each model was fine-tuned (its finetune.json); metric
+    in finetune_config.yaml (by default a fine-tuned model gets the last three from its finetune.json); metric
     (accuracy, macro_f1, exact_match, word_accuracy, chrf; auto); max_new_tokens."""
     pretraining_data: Words = ()
     """Corpus of the pretraining, as input_jsonl: scores are also given without the test examples that occur in it."""
     max_task_examples: PositiveInt | Literal["all"] = "all"
-    """Test examples of each task that are used, drawn at random; `all` of them."""
+    """Maximum number of test examples of each task, drawn at random; `all` uses all of them."""
 
     def rules(self) -> Iterator[Fault]:
         names = [task.name for task in self.tasks]

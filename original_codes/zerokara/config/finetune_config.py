@@ -20,16 +20,17 @@ class ExampleSettings(Settings):
 
     init_from: Text = "models/embedded_hf"
     """Hugging Face folder of the model to start from, such as step 4 writes. Its config.json gives the architecture and
-    all sizes; the weights must be *.safetensors; no code of the folder is run."""
+    all sizes. Its weights must be *.safetensors, and its code is never run."""
     input_tokenizer_file: Text = "auto"
-    """Its tokenizer; `auto` is the {sentencepiece,tokenizer,spiece}.model in that folder, else its tokenizer.json."""
+    """Tokenizer of the model that init_from names; `auto` is the {sentencepiece,tokenizer,spiece}.model in its folder,
+    else its tokenizer.json."""
     end_of_document: Text = "auto"
-    """Token that ends a document, of a tokenizer.json: `auto` is the only one that the folder names as eos_token."""
+    """Token that ends a document (tokenizer.json only); `auto` is the only eos_token that the folder names."""
     train_data: Words = ("data/finetune/train.jsonl",)
-    """Training examples: files as in step 2 (.jsonl, or a table in .tsv or .txt, each plain, .gz or .zst; .parquet),
-    globs, folders, lists ("@files.txt"). The first line of a .tsv or .txt names its columns, between tabs."""
+    """Training examples: files (.jsonl, or a table in .tsv or .txt, plain or compressed as .gz or .zst; or .parquet),
+    globs, folders, or lists ("@files.txt"). The first line of a .tsv or .txt names its columns, separated by tabs."""
     valid_data: Words = ()
-    """Validation examples, which choose the best checkpoint. Empty: valid_fraction of the training examples."""
+    """Validation examples, which choose the best checkpoint; if empty, valid_fraction of the training examples."""
     test_data: Words = ()
     """Test examples: read once, at the end, with the best checkpoint; they select nothing."""
     valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.02
@@ -38,23 +39,24 @@ class ExampleSettings(Settings):
     """Fields of an example: `messages` (a list of role and content), `prompt_completion`, `source_target`, or
     `text_label`; `auto` goes by the fields of the first line."""
     input_field: Text | Auto = "auto"
-    """Field with the text that is read; `auto` is prompt, source or text, by data_format."""
+    """Field with the input text; `auto` is prompt, source or text, depending on data_format."""
     output_field: Text | Auto = "auto"
     """Field with the text that is learned; `auto` is completion, target or label, by data_format."""
     label_words: dict[str, str] = Field(default_factory=dict)
-    """Text for each label, e.g. {0: negative, 1: positive}, which then must have all; empty: the label itself."""
+    """Text for every label, e.g. {0: negative, 1: positive}; if empty, the label itself is its text."""
     prompt_template: str = "auto"
-    """Text around what is read, with `{input}` in its place, e.g. "Translate: {input}\\n"; `auto` is "{input}\\n" for a
-    decoder (a line of its own), "{input}" for an encoder-decoder. Not for messages."""
+    """Text around the input, with `{input}` as its placeholder, e.g. "Translate: {input}\\n"; `auto` is "{input}\\n"
+    for a decoder (a line of its own), "{input}" for an encoder-decoder. Not for messages."""
     chat_template: Text = "auto"
-    """messages: a Jinja file, in which `{% generation %}` marks what is learned; `auto` is the folder's own if it has
-    such marks, else a template with the control tokens for turns of the tokenizer (reserved_pieces of step 1, those of
-    ChatML or Llama 3), or of plain text where it has none."""
+    """messages: a Jinja file in which `{% generation %}` marks the text to learn. `auto` takes the folder's own
+    template if it has such marks. Otherwise it makes one from the tokenizer's control tokens for turns (reserved_pieces
+    of step 1, or those of ChatML or Llama 3), or a plain-text template if the tokenizer has none."""
     system_prompt: str = ""
     """messages: system message put before each conversation that has none; empty for none. The export names it."""
     overlong: Overlong = "fail"
-    """Examples longer than packed_length: `fail`; `drop` them; or `cut_prompt`: cut the beginning of what is read
-    first. An answer that is too long by itself is an error, or dropped."""
+    """What happens to examples longer than packed_length: `fail`, `drop`, or `cut_prompt`, which cuts off the beginning
+    of the prompt (in a conversation, the oldest turns). An answer that is too long by itself is an error, unless this
+    is `drop`."""
     packed_length: PositiveInt | Auto = "auto"
     """Tokens in a training sequence, which holds several examples, each with its own attention and positions; for t5
     the length of the encoder input. `auto` is the model's context length, at most 1,024."""
@@ -68,13 +70,13 @@ class MetricSettings(Settings):
     """The task (step 7)."""
 
     metric: Literal["loss", "accuracy", "macro_f1", "exact_match", "word_accuracy", "chrf"] = "loss"
-    """Metric of a validation, which chooses the best checkpoint, in answers that the model generates: `accuracy` and
-    `macro_f1` (of labels), `exact_match`, `word_accuracy` (words of the target that are right), `chrf`; or the `loss`,
-    for which nothing is generated."""
+    """Metric that chooses the best checkpoint. Each validation computes it from answers that the model generates:
+    `accuracy` and `macro_f1` (for labels), `exact_match`, `word_accuracy` (share of the target's words that are right),
+    `chrf`. For `loss` no answers are generated."""
     eval_examples: PositiveInt | Literal["all"] = 500
-    """Validation examples for which answers are generated each time; the test examples are always all used."""
+    """Validation examples that the model answers at each validation. The test always uses all of its examples."""
     max_new_tokens: PositiveInt | Auto = "auto"
-    """Most tokens of a generated answer; `auto` is a quarter more than the longest answer of the training examples."""
+    """Maximum number of tokens in a generated answer; `auto` is a quarter more than the longest training answer."""
     eval_batch_size: PositiveInt = 64
     """Examples that one process generates answers for at a time."""
 
@@ -86,7 +88,7 @@ class FinetuneConfig(EngineSettings, MetricSettings, ExampleSettings):
         "init_from", "train_data", "valid_data", "test_data", "input_field", "output_field", "label_words", "metric",
         "output_prefix", "output_model_dir", "epochs", "lr",
     )  # fmt: skip
-    # What is not described here is described by the component, without what that says of `auto`.
+    # A field without a docstring here takes that of its component, without the sentence about `auto`.
     output_model_dir: Text = "models/finetuned"
     epochs: PositiveFloat | Auto = "auto"
     """Epochs (passes over the training examples) if train_tokens is auto; ignored otherwise. `auto` decreases as

@@ -51,7 +51,7 @@ _Config = TypeVar("_Config", bound=Settings)
 _MAX_BYTES = 256 * 1024  # the shipped files have 16 kB with their comments
 _MAX_LEVELS = 8  # no setting has more than four
 _SYNTAX = "write `key: value`, spaces in place of tabs, and quotes around a text that begins with @, `, *, &, % or !"
-_MAX_UNKNOWN = 50  # of a file with more it is asked whether it is the right one
+_MAX_UNKNOWN = 50  # with more of them, the error asks whether this is the right file
 _RENAMED = {
     "learning_rate": "lr",
     "train_iters": "max_steps",
@@ -110,7 +110,7 @@ def text_of(path: Path, named_by: str) -> str:
     """Read the text of a settings file, which is named by an option or a setting.
 
     Raises:
-        UserError: there is none; it is too large, or cannot be read as UTF-8.
+        UserError: the file does not exist, is too large, or cannot be read as UTF-8.
     """
     try:
         with open(path, "rb") as file:
@@ -299,7 +299,7 @@ def _unknown(place: str, detail: ErrorDetails, config_class: type[Settings], ori
     elif near := difflib.get_close_matches(name, known, n=1):
         remedy = f"did you mean {near[0]}?"
     elif parents:
-        remedy = f"there are {', '.join(known)}"
+        remedy = f"valid names: {', '.join(known)}"
     return Fault(origin.where(place), rule, place, detail["input"], remedy)
 
 

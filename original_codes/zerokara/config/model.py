@@ -31,7 +31,7 @@ class Architecture:
     """Norm of queries and of keys: of each head, with one weight vector for all heads, or of all heads together."""
     norms_outputs: bool = False  # of attention and feed-forward layers, instead of their inputs
     positions: Literal["rotary", "learned", "relative"] = "rotary"  # embedding, embedding, attention bias
-    unrotated_every: int = 0  # n: every n-th layer knows no positions (NoPE); 0: all layers do
+    unrotated_every: int = 0  # n: every n-th layer has no positions (NoPE); 0: all layers have them
     supports_gqa: bool = True  # several query heads share one key and value head
     is_encoder_decoder: bool = False  # the decoder has cross-attention to an encoder
     moe_every: int = 0
@@ -40,8 +40,9 @@ class Architecture:
     no_class: str = ""
     """Reason why no Hugging Face class can hold such a model; empty if one can."""
     tokenizer_class: str = ""
-    """Class by which transformers opens every tokenizer of this family, whatever its files name, and which knows no
-    SentencePiece model; empty where the files decide. In transformers 5.23: MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS.
+    """Class with which transformers opens every tokenizer of this family, whatever the files say; it cannot read a
+    SentencePiece model. Empty where the files decide. Source: transformers 5.23,
+    MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS.
     """
 
     def rotates(self, layer: int) -> bool:
@@ -127,7 +128,7 @@ class RopeScaling(Entry):
     beta_slow: PositiveFloat | None = None
 
 
-_WIDTHS = ("hidden_size", "num_attn_heads", "head_dim", "model_size")  # what one of these is may follow from another
+_WIDTHS = ("hidden_size", "num_attn_heads", "head_dim", "model_size")  # each may follow from the others
 _SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": ((), ()),
     "yarn": (("original_max_position_embeddings",), ("attention_factor", "beta_fast", "beta_slow")),
@@ -149,13 +150,14 @@ class ModelSettings(Settings):
     one expert per token), `t5_moe` (t5, experts in any layers; no Hugging Face class can hold it)."""
     model_size: SizeName | Literal[""] = ""
     """Size by name, about the number of parameters: 1M, 3M, 5M, 10M, 20M, 30M, 60M, 125M, 350M, 760M, 1.3B, 2.7B, 6.7B
-    or 13B. It gives num_layers, hidden_size and num_attn_heads where these are `auto`; numbers win over it."""
+    or 13B. It sets num_layers, hidden_size and num_attn_heads where these are `auto`; a number that you set takes
+    precedence."""
     num_layers: PositiveInt | Auto = 6
-    """Transformer layers; for t5 in the encoder and in the decoder each. `auto` is that of model_size."""
+    """Transformer layers; for t5 the number in the encoder, and also in the decoder. `auto` follows model_size."""
     hidden_size: PositiveInt | Auto = 256
-    """Hidden size (width), a multiple of num_attn_heads unless head_dim is given. `auto` is that of model_size."""
+    """Hidden size (width), a multiple of num_attn_heads unless head_dim is given. `auto` follows model_size."""
     num_attn_heads: PositiveInt | Auto = 4
-    """Attention heads; `auto` is as many as model_size has, or with another hidden_size one for each 64 of it."""
+    """Attention heads; `auto` follows model_size, or is hidden_size / 64 if hidden_size is a number."""
     num_kv_heads: PositiveInt | Auto = "auto"
     """Key and value heads for grouped-query attention (GQA; not gpt2, not t5); `auto` is num_attn_heads: no GQA."""
     head_dim: PositiveInt | Auto = "auto"
@@ -163,17 +165,18 @@ class ModelSettings(Settings):
     ffn_hidden_size: PositiveInt | Auto = "auto"
     """Inner size of feed-forward layers; `auto` is 8/3 of hidden_size, rounded up to 64s (gpt2, switch: 4 times)."""
     seq_len: PositiveInt = 256
-    """Tokens in a training sequence, and the model's context length, unless init_from's is longer, which stays. For t5
-    the length of the encoder input, made from a somewhat longer text (512 from 568 tokens, by default)."""
+    """Tokens in a training sequence. This is also the model's context length, unless the model of init_from has a
+    longer one, which is kept. For t5 it is the length of the encoder input, which is made from more text (by default,
+    512 from 568 tokens)."""
     tie_word_embeddings: bool | Auto = "auto"
     """Share one matrix between the input embedding and the output projection: fewer parameters, good for small models.
     `auto` is true, for t5 false as in version 1.1."""
     rope_theta: PositiveFloat = 10000.0
     """Base of the rotary position embedding (not gpt2, not t5); larger for long sequences."""
     rope_scaling: RopeScaling | None = None
-    """Scaling of the rotary frequencies, for a seq_len that grows (docs/training.md); null for none. For example
-    {rope_type: yarn, factor: 4, original_max_position_embeddings: 2048}; or rope_type linear, which takes a factor
-    alone, or llama3, which takes low_freq_factor and high_freq_factor (Llama 3.1: 1 and 4) too."""
+    """Scaling of the rotary frequencies, for a longer seq_len (docs/training.md); null for none. For example
+    {rope_type: yarn, factor: 4, original_max_position_embeddings: 2048}. The type linear needs only a factor; llama3
+    needs low_freq_factor and high_freq_factor as well (Llama 3.1: 1 and 4)."""
     relative_attention_num_buckets: Annotated[PositiveInt, Field(ge=4, multiple_of=4)] = 32
     """t5: buckets of the relative position bias, each with a learned bias per head; a multiple of 4."""
     relative_attention_max_distance: PositiveInt = 128

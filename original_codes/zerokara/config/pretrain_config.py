@@ -21,21 +21,22 @@ class StartSettings(Settings):
 
     init_from: str = ""
     """Hugging Face folder with the weights to start from (continued pretraining); empty to initialize from the seed.
-    Architecture, sizes and tokenizer must be those of that model (step 3 names each that differs), the weights must be
-    *.safetensors; no code of the folder is run. A run that has started resumes from its own checkpoints."""
+    Architecture, sizes and tokenizer must match that model (step 3 names each difference). Its weights must be
+    *.safetensors, and its code is never run. A run that has started resumes from its own checkpoints."""
     new_embeddings: NewEmbeddings = "none"
-    """What the embeddings of another tokenizer than init_from's begin as: `none` refuses it; `mean_of_pieces` the mean
-    of what the old tokenizer makes of a piece's text. A piece that both have keeps its own."""
+    """How the embeddings start if the tokenizer differs from that of init_from: `none` refuses such a tokenizer. With
+    `mean_of_pieces` a piece that both tokenizers have keeps its embedding; any other starts as the mean embedding of
+    the pieces into which the old tokenizer splits its text."""
 
 
 class TeacherSettings(Settings):
     """Distillation: models to learn from, beside the text (step 3)."""
 
     teachers: Words = ()
-    """Hugging Face folders of decoders of any size, with this tokenizer and a context of seq_len or more: exports of
-    step 4, or models that init_from could start from. Each of them reads every batch, without being trained."""
+    """Hugging Face folders of decoders of any size, with the same tokenizer and a context length of at least seq_len:
+    exports of step 4, or any model that init_from accepts. Every teacher computes every batch, and none is trained."""
     teacher_weight: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """With teachers: w in the loss (1 - w)·cross-entropy + w·(KL divergence from the mean of their probabilities)."""
+    """Weight w in the loss (1 - w)·cross-entropy + w·(KL divergence from the mean of the teachers' probabilities)."""
 
 
 class TrainingSettings(EngineSettings, DataOrderSettings, StartSettings, TeacherSettings):
@@ -46,7 +47,7 @@ class RunConfig(TrainingSettings, ModelSettings):
     """Model and training of a run; `PretrainConfig` and `FinetuneRunConfig` add their data to it."""
 
     packs_examples: ClassVar[bool] = False
-    """True if a sample holds whole examples, and padding behind them."""
+    """True if a sample holds whole examples, followed by padding."""
 
     @property
     def source_entries(self) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ class Origin:
     def where(self, key: str, others: Sequence[str] = ()) -> str:
         """``config.yaml:14``, or ``--set`` for a key set on the command line.
 
-        Of the `others`, which matter as well, those set on the command line are named: ``config.yaml:14, --set lr``.
+        The text also names those of `others` that were set on the command line: ``config.yaml:14, --set lr``.
         """
         if {key, key_of(key)} & self.overridden:
             return "--set"
@@ -99,8 +99,8 @@ class Entry(BaseModel):
 class Settings(Entry):
     """Base of the configuration classes."""
 
-    # Only the classes that are loaded are compiled, not those that they consist of: it takes most of their import.
-    # Nor does pydantic read their docstrings, which would be a fifth of a step's start (`writing`).
+    # Only the classes that are loaded are compiled, not their components: compiling takes most of the import time. Nor
+    # does pydantic read their docstrings, which would be a fifth of a step's start (`writing`).
     model_config = ConfigDict(defer_build=True)
 
     first: ClassVar[tuple[str, ...]] = ()

@@ -24,8 +24,9 @@ class TokenizerConfig(Settings):
     """Training the tokenizer (step 1)."""
 
     input: Names = ("data/embedded/corpus.jsonl",)
-    """Raw text, one entry or several: a file (.jsonl or .txt, each plain, .gz or .zst; .parquet), a glob, a folder, a
-    file that lists such entries ("@files.txt"), or a dataset on the Hub (hf://datasets/owner/name[@revision][/path])."""
+    """Raw text, one entry or several: a file (.jsonl or .txt, plain or compressed as .gz or .zst; or .parquet), a glob,
+    a folder, a file that lists such entries ("@files.txt"), or a dataset on the Hub
+    (hf://datasets/owner/name[@revision][/path])."""
     text_field: Text = "text"
     """Field of a JSON line, or column of a .parquet, that holds the text."""
     txt_document: Literal["file", "line"] = "file"
@@ -35,18 +36,19 @@ class TokenizerConfig(Settings):
     output_dir: Text = "tokenizers/embedded"
     """Folder for tokenizer.model, tokenizer.vocab and the report."""
     vocab_size: Annotated[PositiveInt, Field(ge=FEWEST_PIECES, le=1_000_000)] = 8000
-    """Vocabulary size, special pieces included: 16,000 to 32,000 suit a small model, and for less than 1 MB of text 500
-    to 1,000, if these hold its characters. Below 65,500 the tokenised data takes 2 bytes per token, else 4."""
+    """Vocabulary size, special pieces included. 16,000 to 32,000 suit a small model; for less than 1 MB of text use 500
+    to 1,000, if that is enough for its characters. A token takes 2 bytes on disk below 65,500, otherwise 4."""
     base_tokenizer: str = ""
-    """tokenizer.json, or a folder with one, of a model that init_from shall start from (step 3): the new tokenizer is a
-    byte-level BPE with its normaliser, pre-tokenizer, special tokens and chat template, and its vocabulary is learnt
-    from the text. What stands below from `model_type` to `reserved_pieces` is then not read. Empty for a SentencePiece
-    tokenizer."""
+    """tokenizer.json, or a folder with one, of the model from which step 3 will start (init_from). The new tokenizer is
+    then a byte-level BPE with the same normaliser, pre-tokenizer, special tokens and chat template; its vocabulary is
+    learnt from the text. The settings below, from `model_type` to `reserved_pieces`, then have no effect. Empty for a
+    SentencePiece tokenizer."""
     extend: NaturalInt = 0
     """Keep the vocabulary of base_tokenizer, and add this many pieces; 0 learns all of vocab_size anew."""
     model_type: Literal["unigram", "bpe"] = "unigram"
     """`unigram` (the best choice for most languages), or `bpe` for models that must also run in llama.cpp (GGUF) or
-    transformers.js: neither computes unigram's ids. transformers, CTranslate2, TRL and PEFT read both."""
+    transformers.js: these two do not compute the ids of a unigram model. transformers, CTranslate2, TRL and PEFT read
+    both."""
     character_coverage: Annotated[float, Field(ge=0.98, le=1)] = 0.9995
     """Share of the characters in the text that get a piece of their own, at least 0.98 (SentencePiece's minimum):
     0.9995 for Japanese, Korean and Chinese, else 1.0."""
@@ -55,8 +57,8 @@ class TokenizerConfig(Settings):
     split_digits: bool = True
     """Make every decimal digit of any script a token of its own, which helps arithmetic."""
     normalization_rule_name: Literal["identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"] = "identity"
-    """Unicode normalisation; only with `identity` and `byte_fallback` does a text decode to exactly what it was, and
-    even then U+2581, SentencePiece's mark for a space, becomes a space."""
+    """Unicode normalisation. Only with `identity` and byte_fallback does a text decode to itself; even then U+2581,
+    SentencePiece's mark for a space, becomes a space."""
     add_dummy_prefix: bool = False
     """Put a space before every line, so that a word has the same pieces at the start of a line as inside it."""
     user_defined_symbols: Words = ()
@@ -64,12 +66,14 @@ class TokenizerConfig(Settings):
     extra_ids: Annotated[NaturalInt, Field(le=1000)] = 0
     """Number of sentinel tokens <extra_id_N> at the end of the vocabulary, <extra_id_0> last; 100 for T5, else 0."""
     reserved_pieces: Words = _RESERVED_PIECES
-    """Control pieces that no text gives, reserved for fine-tuning (step 7). The first three begin the turns of a chat,
-    <|end|> and the spare ones are for chat templates of your own. A name is <|letters, digits or _|>; [] for none."""
+    """Control pieces that no text produces, reserved for fine-tuning (step 7). The first three begin the turns of a
+    chat; the others are spare, for chat templates of your own. A name has letters, digits or _ between <| and |>; []
+    for none."""
     pre_segment: Literal["none", "mecab", "sudachi", "kiwi", "mecab_ko"] = "none"
-    """Learn only pieces within one morpheme (pre-segmentation), as an analyser finds them in the training text: `mecab`
-    or `sudachi` for Japanese, `kiwi` or `mecab_ko` for Korean. Gives more tokens, but meaningful ones; the trained
-    tokenizer needs no analyser. To install them all: .venv/bin/pip install -r requirements/analysers.lock"""
+    """Pre-segmentation: learn only pieces that lie within one morpheme, as an analyser finds it in the training text:
+    `mecab` or `sudachi` for Japanese, `kiwi` or `mecab_ko` for Korean. A text then has more tokens, but meaningful
+    ones; the trained tokenizer needs no analyser. To install all analysers: .venv/bin/pip install -r
+    requirements/analysers.lock"""
     sample_bytes: PositiveInt | Auto = "auto"
     """Bytes of text to train on, sampled at random from all files; `auto` takes what the free memory allows, 10 to 200
     MB (50 MB with base_tokenizer)."""
@@ -79,7 +83,7 @@ class TokenizerConfig(Settings):
     """Training threads; the same seed and number of threads give the same file, byte for byte."""
     compare_with: Words = ()
     """Other tokenizers to compare with in the report: SentencePiece .model files, Hugging Face tokenizer.json files,
-    or folders that hold one; of a model on the Hub: hf download OWNER/NAME tokenizer.json --local-dir FOLDER."""
+    or folders that hold one. To get one from the Hub: hf download OWNER/NAME tokenizer.json --local-dir FOLDER."""
 
     @property
     def num_fixed_pieces(self) -> int:
@@ -89,7 +93,7 @@ class TokenizerConfig(Settings):
 
     @property
     def num_appended_pieces(self) -> int:
-        """Number of pieces behind those of SentencePiece's trainer: reserved pieces and sentinel tokens."""
+        """Number of pieces after those of SentencePiece's trainer: reserved pieces and sentinel tokens."""
         return len(self.reserved_pieces) + self.extra_ids
 
     def rules(self) -> Iterator[Fault]:

@@ -31,7 +31,7 @@ from zerokara.config.settings import Settings
 
 FIRST_HEADING = "First: what most people change"
 _MISREAD = re.compile('"[?]|[\x85\u2028\u2029]')
-"""What ruamel writes as it is, and reads as something else: a text that begins so, and the ends of lines of Unicode."""
+"""What ruamel writes unquoted and reads back as something else: a text that begins with ?, and Unicode's line ends."""
 _LINE_ENDS = {0x85: "\\x85", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
@@ -61,8 +61,8 @@ def help_text(config_class: type[Settings]) -> str:
 def _groups(config_class: type[Settings]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the headings of the file, and the keys under each with their docstrings: `first`, then each component.
 
-    A key that a later class changes stays where it was; if it has no docstring there, it has that of the first class
-    without what it says of `auto`.
+    A key that a subclass overrides stays in its place. If the subclass gives it no docstring, it takes that of the
+    first class, without the sentence about `auto`.
     """
     docs: dict[str, str] = {}
     groups: dict[str, list[str]] = {FIRST_HEADING: [*config_class.first]} if config_class.first else {}

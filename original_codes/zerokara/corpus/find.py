@@ -4,8 +4,8 @@ Each entry is one *source*. Its files are sorted by path, so the same entries gi
 the files of a list (``@files.txt``) stand in its order. Links are followed, each folder and each file once: a file has
 its real name if that is among those found, else the first, by path, that a link gives it. Notes name what is left out.
 
-Of what a folder or a pattern leads to, on a disk as at an address, no hidden names or those of programs at work are
-the corpus, nor files about it or of other formats; what an entry spells out is taken.
+Files that a folder or a pattern leads to, on disk or at an address, are left out if they are hidden, internal to a
+program, about the corpus, or of another format. A file that an entry itself names is always taken.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def find_files(
     for reason, others in files.left_out.items():
         log(f"note: {first_of(others, 20)}: left out, {reason}")  # the manifest names all
     if closed := [file.name for file in files if file.remote is None and not os.access(file.path, os.R_OK)]:
-        faults.append(Fault(first_of(closed), "you may not read this"))
+        faults.append(Fault(first_of(closed), "cannot be read: permission denied"))
     if not faults and not any(file.bytes for file in files):
         faults.append(Fault(places[0], f"the corpus is empty: {plural(len(files), 'file')}, 0 bytes"))
     refuse(faults)

@@ -127,7 +127,7 @@ def _message(error: BaseException) -> str:
     if isinstance(error, errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set, and a Hub dataset is read over the network; unset it, or name local files"
     if isinstance(error, errors.GatedRepoError):  # which lists its files to everyone
-        return f"its owner lets in only who agreed to the terms; {_AGREE}"
+        return f"its owner admits only users who agreed to the terms; {_AGREE}"
     if isinstance(error, errors.HfHubHTTPError):
         message = error.server_message or str(error).strip().splitlines()[0]
         hint = "; check HF_TOKEN, or run: hf auth login" if error.response.status_code in (401, 403) else ""
@@ -140,7 +140,7 @@ def _message(error: BaseException) -> str:
 
 def _worded(error: BaseException, address: str, where: str) -> UserError | RunError:
     """Error of a step for whatever a package raised."""
-    remedy = "check the name; for what is private set HF_TOKEN or run: hf auth login"
+    remedy = "check the name; if it is private, set HF_TOKEN or run: hf auth login"
     match error:
         case ImportError():
             package = getattr(error.__cause__, "name", None) or error

@@ -58,7 +58,7 @@ def read_rows(file: InputFile, start: int, end: int | None, text_field: str) -> 
             for number, group in list(enumerate(groups))[start:end]:
                 yield from _items_of_group(file, table, number, text_field, row, first_row, sizes[number])
                 row += group.num_rows
-    except Damaged as damage:  # of nobody knows how many rows
+    except Damaged as damage:  # the number of lost rows is unknown
         yield BadLine(file, 1, 0, Reason.DAMAGED, str(damage), lost_bytes=file.bytes)
 
 

@@ -104,8 +104,8 @@ def answer(
 def stream(model: "LoadedModel", prompt: Prompt, max_new_tokens: int, settings: dict[str, Any]) -> str:
     """Print an answer while the model writes it, as its own generation settings and then `settings` say; return it.
 
-    Turns that leave less than half of the context to an answer are left out, the oldest first. The beginning of a text,
-    or of a last turn, is left out where it leaves less than an eighth. What is left out is told.
+    If the turns leave less than half of the context for an answer, the oldest are dropped. If a text, or the last turn,
+    leaves less than an eighth, its beginning is cut off. What is dropped is printed.
     """
     import torch
     from transformers import TextStreamer

@@ -141,7 +141,7 @@ def section(text: MeasuredText, measured: Sequence[Measured], config: EvaluateCo
     warnings = []
     if (count := len(text.documents)) < SMALL_SAMPLE:
         rule = f"{plural(count, 'document')}: the interval is too narrow with fewer than {SMALL_SAMPLE}"
-        warnings.append(rule + (", and there is none with one" if count == 1 else ""))
+        warnings.append(rule + (", and a single document has none" if count == 1 else ""))
     if text.bad_lines:
         reasons = ", ".join(f"{count:,} × {reason}" for reason, count in text.bad_lines.items())
         warnings.append(f"not measured: {reasons}")

@@ -27,7 +27,7 @@ from zerokara.huggingface.model_folder import CONFIG
 from zerokara.model.cpu_attention import blocked_attention, serves
 from zerokara.tokenizer.hugging_face import ANOTHER_MODEL, of_another_model, read_json
 
-SEES_LATER_TOKENS = "not measured: sees the tokens after, so it does not predict them"
+SEES_LATER_TOKENS = "not measured: the model sees later tokens, so it does not predict them"
 BLOCKS = "zerokara_blocks"
 NO_LIMIT_CONTEXT = 2048
 """Context length of a model that has no limit of its own (relative positions, recurrence)."""

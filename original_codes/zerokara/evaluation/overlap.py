@@ -22,8 +22,8 @@ from zerokara.corpus.token_hashes import Hashes, NgramIndex, composed, hashes_of
 
 NGRAM = 13
 MOST_OWNERS = 8
-"""What more examples than these share, and more than half of a task's, is their instruction, and no sign that any was
-seen."""
+"""An n-gram that more than this many examples share, and more than half of a task's, is their instruction, and no sign
+that the model has seen any of them."""
 
 
 @dataclass(frozen=True)

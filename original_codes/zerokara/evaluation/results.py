@@ -102,7 +102,7 @@ def table(section: Section) -> Iterator[str]:
     cells = [(name, value_text(value, section), interval_text(ends, section), n) for name, value, ends, n in shown]
     yield from _aligned([("", "value", f"{LEVEL:.0%} interval", "n"), *cells])
     if section.differences:
-        yield "  differences on the same data (first less second)"
+        yield "  differences on the same data (first minus second)"
         cells = []
         for each in section.differences:
             value, ends = f"{each.difference:+.{section.digits}f}", interval_text(each.interval, section, "+")

@@ -156,7 +156,7 @@ class ChatTemplate:
         for place, border in zip(places, borders.tolist(), strict=True):
             before, beside = text[:place], ids[max(0, border - 1) : border + 1]
             is_cut = self._is_cut[beside].any()
-            if not is_cut and before.endswith("\n"):  # has it by itself the ids that it has before an answer?
+            if not is_cut and before.endswith("\n"):  # does it have the same ids alone as before an answer?
                 is_cut = encode(before).ids == ids[:border].tolist()
             if border and (offsets[border - 1, 1] > place or not is_cut):
                 around = f"{text[max(0, place - 20) : place]!r} | {text[place : place + 20]!r}"
@@ -210,10 +210,10 @@ def auto_source(encoder: Encoder, is_encoder_decoder: bool = False) -> str:
     """Return the Jinja text of the template made for this tokenizer.
 
     ``<|user|>How are you?<|assistant|>Fine.</s><|user|>…``; without the reserved pieces of step 1, a line that names
-    the role (``user:``) begins a turn, since text after a line end has ids of its own. With a tokenizer that step 1 did
-    not make it has not, so there ``</s>`` takes the place of the line end before an answer. One with the control pieces
-    of ChatML or Llama 3 gets their turns. The names of control pieces in messages get a space behind their first
-    character (``</s>`` becomes ``< /s>``).
+    the role (``user:``) begins a turn, since text after a line end has ids of its own. A tokenizer that step 1 did not
+    make may encode such text otherwise, so there ``</s>`` replaces the line end before an answer. A tokenizer with the
+    control pieces of ChatML or Llama 3 gets the turns of that format. The names of control pieces in messages get a
+    space behind their first character (``</s>`` becomes ``< /s>``).
     """
     quoted = partial(json.dumps, ensure_ascii=False)  # Jinja's escapes are Python's
     controls = {encoder.pieces[i] for i in encoder.control_ids}

@@ -188,7 +188,7 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
         remedy = f"try a higher rate, --set lr={3 * resolved(plan.resolved.lr):.2g}"
         if written := [key for key in recipe.OF_EXAMPLES if key not in plan.reasons]:
             remedy = f"leave {' and '.join(written)} at auto"
-        what = f"{'; '.join(worse)}: it has learned nothing that counts"
+        what = f"{'; '.join(worse)}: the fine-tuning has taught the model nothing"
         rows.append(("warning", f"{what}; {remedy}, or give it more examples"))
     return rows
 

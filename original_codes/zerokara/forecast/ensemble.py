@@ -18,12 +18,12 @@ from zerokara.config.writing import as_yaml, overrides
 
 MOST = 8
 MIN_EPOCHS = 4
-"""Where text is read fewer times, more of it by one model is worth more than further models."""
+"""Minimum epochs: below it, more epochs of one model are worth more than further models."""
 _READING = 0.4
 """Of a step, the time of each teacher of that size: its forward pass and its probabilities; 0.38 of 1M on a CPU."""
 _HEAD = """#!/usr/bin/env bash
-# First {number} of the models, which differ in their seed, then the one that learns from them. Written by plan.py.
-# Run it again to go on: what is done is skipped.
+# Trains {number} models that differ in their seed, then the one that learns from them. Written by plan.py.
+# Run it again to continue: it skips what is done.
 set -euo pipefail
 cd {folder}
 """
@@ -35,7 +35,7 @@ def is_possible(config: PretrainConfig) -> bool:
 
 
 def check(number: int | None, config: PretrainConfig) -> None:
-    """Raise UserError where so many models cannot teach one more."""
+    """Raise UserError if `number` models cannot be planned to teach one more."""
     if number is not None and not (1 <= number <= MOST and is_possible(config)):
         rule = f"must be 1 to {MOST}, the models that one more learns from"
         if 1 <= number <= MOST:
@@ -44,7 +44,7 @@ def check(number: int | None, config: PretrainConfig) -> None:
 
 
 def runs_of(number: int) -> float:
-    """Return the time of so many teachers, or none, and their student, in runs of one of them."""
+    """Return the time of `number` teachers, or none, and their student, in units of one teacher's run."""
     return number + 1 + number * _READING
 
 

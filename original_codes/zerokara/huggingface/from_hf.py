@@ -157,7 +157,7 @@ def teacher_of(folder: Path, encoder: Encoder, seq_len: int, fault: SettingFault
     if shape.traits.is_encoder_decoder:
         raise UserError(fault("init_from", "holds an encoder-decoder", "a teacher is a decoder"))
     if shape.seq_len < seq_len:
-        raise UserError(fault("init_from", f"reads {shape.seq_len} tokens, and seq_len is {seq_len}", ""))
+        raise UserError(fault("init_from", f"has a context of {shape.seq_len} tokens; seq_len is {seq_len}", ""))
     refuse(_differing_pieces(folder, _read_config(folder).vocab_size, encoder, fault))
     return shape
 

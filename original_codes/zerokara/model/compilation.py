@@ -118,7 +118,7 @@ def _first_line(error: Exception | None) -> str:
 
 
 class CompiledLayer:
-    """A layer's way forward: compiled in training at the shape of the warm-up, eager otherwise."""
+    """Forward pass of a layer: compiled in training at the shape of the warm-up, eager otherwise."""
 
     def __init__(self, layer: Any):
         self._eager = layer.compute

@@ -59,7 +59,7 @@ class Dropout:
     def new_place(self) -> Tensor:
         """Number the places of a model, in the order in which it is built.
 
-        As a tensor: of a number the compiler would make code of its own for each layer.
+        It is a tensor, because the compiler would generate separate code for each number, and so for each layer.
         """
         self._num_places += 1
         return torch.tensor(self._num_places, dtype=torch.int32)

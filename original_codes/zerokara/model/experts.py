@@ -1,4 +1,4 @@
-"""Mixture of experts (MoE): many feed-forward networks in one layer, of which a router gives each token a few.
+"""Mixture of experts (MoE): many feed-forward networks in one layer; a router sends each token to a few of them.
 
 Stands in a megatron-core layer (0.16.1) as its `mlp`. megatron-core's own MoELayer is not used: without Transformer
 Engine it computes expert by expert in modules of their own (under ZeRO 3 those without a token would make processes
@@ -15,9 +15,9 @@ neither the micro batch nor the number of processes changes what is learned.
 With a capacity factor c an expert takes at most ⌈c · k · S / X⌉ of a sequence's choices in training, the first ones, so
 that no token depends on a later one; the others are dropped and add nothing. Validation drops none.
 
-Of packed examples the capacity is that of each example, S its length: it drops what it would drop alone. The losses
-stay means over a sequence, a whole row, without its padding: an example of a few tokens cannot load all experts alike.
-Padding goes through experts as well, and counts nowhere.
+For packed examples the capacity is per example, and S is its length: an example drops what it would drop alone. The
+losses stay means over a sequence, a whole row, without its padding: an example of a few tokens cannot load all experts
+alike. Padding goes through experts as well, and counts nowhere.
 
 Shape suffixes: S sequence, B batch, N = B·S tokens, D hidden size, X experts, k choices of a token, M = N·k choices,
 F feed-forward size of an expert, R rows of `experts_fc1` (2F with a gate).

@@ -50,7 +50,8 @@ def is_batch_first(tensor: Tensor) -> bool:
 
 
 def sequence_first(hidden: Tensor) -> Tensor:
-    """View hidden states as [S, B, ...]; and what has that order as hidden states lie: it is its own inverse."""
+    """View hidden states as [S, B, ...], or a tensor of that order in the layout of hidden states: it is its own
+    inverse."""
     return hidden.transpose(0, 1) if is_batch_first(hidden) else hidden
 
 

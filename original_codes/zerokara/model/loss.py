@@ -47,8 +47,8 @@ def cross_entropy(
     kernels: Kernels,
     lesson: Lesson | None = None,
 ) -> Tensor:
-    """Nats summed over the tokens whose mask is 1 (None: over all), a scalar in fp32; padding rows never win. A lesson,
-    of a process that holds the whole vocabulary, adds its KL divergence (`teachers`).
+    """Nats summed over the tokens whose mask is 1 (None: over all), a scalar in fp32; padding rows never win. A lesson
+    (`teachers`) adds its KL divergence; the process must then hold the whole vocabulary.
 
     `per_token` gives those of each token, [B, S] in fp32, whatever its mask, without gradients, in the same chunks.
 

@@ -1,9 +1,9 @@
 """The samples of each data-parallel rank in each step: a pure function; the global batch is the same for any layout.
 
 The position of a run is one integer, the number of samples consumed. The update at position c takes the samples at
-positions c … c + G − 1 of the order, G being the global batch. They are dealt out in micro batches of m: of the R
-ranks, rank r reads in micro step a the m samples from position c + (a·R + r)·m. So a run that resumes with another
-number of ranks or another micro batch reads the same global batches, each sample once.
+positions c … c + G − 1 of the order, G being the global batch. They are dealt out in micro batches of m: in micro step
+a, rank r of R reads the m samples from position c + (a·R + r)·m. So a run that resumes with another number of ranks or
+another micro batch reads the same global batches, each sample once.
 
 Example, G = 8, m = 2, R = 2 at position 80: rank 0 reads [80 81] then [84 85], rank 1 [82 83] then [86 87].
 

@@ -1,6 +1,6 @@
 """`python -m zerokara.steps tokenize --help`, or `zerokara tokenize --help`: a step, by the name of its module.
 
-Of a main program of another name multiprocessing would import all of it again into every worker.
+This file must be named ``__main__``: multiprocessing imports a main program of any other name again in every worker.
 """
 
 import sys
@@ -12,7 +12,7 @@ from zerokara.steps import prepare
 
 
 def main() -> int:
-    """Run the step that the command line names, or say which there are, or the version."""
+    """Run the step that the command line names, or print the names of the steps, or the version."""
     prepare()
     name, *arguments = sys.argv[1:] or ["--help"]
     steps = {path.stem for path in Path(__file__).parent.glob("[a-z]*.py")} - {"command"}

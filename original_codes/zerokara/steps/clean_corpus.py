@@ -1,4 +1,4 @@
-"""Before step 1: what is in the raw text, and what should not be. First a report, then the clean text."""
+"""Before step 1: report what the raw text contains and what should be removed, then write clean text."""
 
 import shutil
 import time
@@ -38,7 +38,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
     following = command.next_command("1_train_sentencepiece_tokenizer.py", options, config, *clean_text)
     inputs = {"input": for_manifest(plan.files), "evaluation_data": for_manifest(plan.evaluation_files)}
     work = manifest.StepSpec(STEP, plan.settings, inputs)
-    # A report of other settings would not be that of the text that lies there.
+    # A report on other settings would not describe the clean text that is there.
     if manifest.already_done(record, work, redo=options.redo) is not None and not config.report_only:
         log(f"clean: done already, {text} was made from the same text (--redo: again)")
         print(f"next: {following}")
@@ -62,7 +62,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
         names = ", ".join(file.name for file in plan.evaluation_files)
         log(f"  looking for {plural(len(plan.evaluation), 'n-gram')} of {names}")
         if short := plan.evaluation.num_short:
-            log(f"  not for {plural(short, 'text')} of fewer than {MIN_TOKENS} words, which are everywhere")
+            log(f"  ignoring {plural(short, 'text')} of fewer than {MIN_TOKENS} words, which are too common")
     started = time.monotonic()
     with file_lock.claimed(output / "clean.lock", output):
         if options.dry_run:
@@ -81,7 +81,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
         write_json(reports[1], found.as_json())
         rows.append(("report", str(reports[0])))
         if not found.total(CLEAN, "documents"):
-            rows.append(("warning", "nothing stays of the corpus; the report says which rules dropped what"))
+            rows.append(("warning", "the rules drop the whole corpus; the report says what each of them dropped"))
         if config.report_only:
             summary("clean: the report is done", rows, f"{options.resume_command} --set report_only=false")
             return

@@ -159,9 +159,9 @@ def next_command(
 ) -> str:
     """Return the command of `script` that continues from this step, whose configuration is `config`.
 
-    A step that reads the same file gets what was given by ``--set``. One with another file gets that of the same set,
-    ja_convert_config.yaml for ja_config.yaml, or the default one; and the settings of each of `made`, this step's
-    outputs, unless that file has the first of them already, or names something inside it.
+    If `script` reads the same configuration file, the command repeats the ``--set`` of this step. Otherwise it names
+    the file of the same set (ja_convert_config.yaml for ja_config.yaml) or the default one, and sets each mapping in
+    `made`, this step's outputs, unless that file already has its first setting, or names a path inside it.
     """
     folder, default, path = (_called() or Path()).parent, SCRIPTS[script], options.config_path
     own = next(name for name, config_class in FILES.items() if isinstance(config, config_class))

@@ -43,7 +43,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     faults = [fault for name in config.models if (fault := inputs.check_folder(Path(name)))]
     if not config.texts and not config.tasks:
         remedy = "name held-out text, e.g. data/held_out.jsonl, or tasks"
-        faults.append(config.fault("texts", "nothing is to be measured", remedy))
+        faults.append(config.fault("texts", "is empty, as is tasks: there is nothing to measure", remedy))
     refuse(faults)
     weights = [file for name in config.models for file in inputs.model_files(Path(name))]
     sources: dict[str, manifest.Inputs] = {"models": weights}

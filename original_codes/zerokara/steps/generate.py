@@ -28,7 +28,7 @@ HELP = {
     "redo": "",
     "prompt": "text to continue, or to answer; without one, each line that is typed",
     "tokens": f"most tokens to write at once (default {TOKENS})",
-    "temperature": "in place of the export's own; 0 is greedy (the arg max)",
+    "temperature": "sampling temperature, in place of the export's own; 0 is greedy (the arg max)",
     "seed": "the same seed gives the same text",
 }
 

@@ -1,8 +1,8 @@
-"""Step 0: a table of model sizes for this corpus on this machine, and the size to take, before anything is spent.
+"""A table of model sizes for this corpus on this machine, and the size to choose, before a long run.
 
-In: the token files of step 2 and the hours (or the tokens) that there are. A minute of real steps measures the machine.
-Out: tokens, steps, memory and hours of each size; with --fit also its expected bits per byte, from small models that
-are trained on this corpus, and a plot. With `init_from` the sizes are that model's, and only written down.
+In: the token files of step 2 and the available hours (or tokens). A minute of real steps measures the machine. Out:
+tokens, steps, memory and hours of each size; with --fit also its expected bits per byte, from small models that are
+trained on this corpus, and a plot. With `init_from` it only writes down the sizes of that model.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from zerokara.tokens.indexed import open_splits
 from zerokara.training.planning import run_plan
 
 HELP = {
-    "hours": "hours of training that there are",
+    "hours": "available hours of training",
     "tokens": "tokens to train on, whatever time that takes",
     "fit": "train small models for some minutes (10 if none are given), and predict the bits per byte of each size",
     "models": "plan K models that differ in their seed, and one that learns from all of them, in the hours together; "

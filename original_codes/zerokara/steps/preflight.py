@@ -1,4 +1,5 @@
-"""Checks of each step's outputs, before any work and by ``--dry-run``: they can be written, and are nobody else's.
+"""Checks of each step's outputs, before any work and with ``--dry-run``: they can be written, and belong to no one
+else.
 
 A step replaces the outputs of an earlier run of the same step, known by the manifest. Any other file of such a name
 belongs to somebody else and stays, with ``--redo`` too. `run_all.sh` has all its steps checked at once.
@@ -41,8 +42,8 @@ class Outputs:
     key: str
     files: Sequence[Path]
     step: str = ""
-    """Its name in the manifest. Empty where the room itself knows whose the files are, and where an earlier run was
-    killed before it had written the manifest: the files are its own."""
+    """Name of the step in the manifest. Empty if the subpackage itself knows who wrote the files, and if an earlier run
+    of this step was killed before it wrote the manifest."""
 
 
 def of_tokenizer(config: TokenizerConfig) -> Outputs:
@@ -120,7 +121,7 @@ def _reason_against(file: Path) -> str:
     if os.path.isdir(file):
         return f"{file} is a folder"
     if long := next((name for name in file.parts if len(os.fsencode(name)) > _MAX_NAME_BYTES), ""):
-        return f"the name {long[:30]}… has {len(os.fsencode(long))} bytes, and may have {_MAX_NAME_BYTES}"
+        return f"the name {long[:30]}… has {len(os.fsencode(long))} bytes; at most {_MAX_NAME_BYTES} are possible"
     folder = next(folder for folder in file.parents if os.path.lexists(folder))
     if not folder.exists():
         return f"{folder} is a broken link"

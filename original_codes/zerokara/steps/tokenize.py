@@ -116,5 +116,5 @@ main = partial(
     tokenize,
     __doc__,
     part="encode part I of N (0/20 to 19/20), and do not merge; all parts share the disk, and run on any machines",
-    merge="merge what all parts have encoded; with I/N, before that, a share of it, on several machines at once",
+    merge="merge what all parts have encoded; with I/N only a share of it, so that several machines can merge at once",
 )

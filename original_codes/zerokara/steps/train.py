@@ -18,10 +18,10 @@ from zerokara.training.nodes.machines import Machines
 from zerokara.training.planning import plan_table, run_folder, run_plan
 
 HELP = {
-    "redo": "start over; a run that lies there is set aside under another name, which is printed, and never deleted",
+    "redo": "start over; an existing run is never deleted, but renamed, and its new name is printed",
     "verbose": "show the whole plan: why each `auto` is what it is, the memory by part, the data; plan.json has it too",
     "verify_resume": "prove in 2·N steps (3 if N is not given) that this run resumes as if never stopped, and end",
-    "join": "train with the machine that waits there: the line that it has printed",
+    "join": "join the run of the machine that waits at this address; that machine printed the whole command",
     "host": "this machine's address for the others, where `nodes` is above 1; by default that of its default route",
     "evaluate": "validate a checkpoint and stop: a folder, its name or step, best, or if none is given the newest",
 }

@@ -37,7 +37,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     log(f"step 6 upload: {what} → {name or 'a repository to be named'} ({visibility})")
     if made.settings.get("test_prompt_text") == "auto" and (samples := made.facts["samples"]):
         prompts = ", ".join(json.dumps(sample["prompt"], ensure_ascii=False) for sample in samples)
-        log(f"  the card's samples continue {prompts}: if that quotes text of yours, set test_prompt_text, then step 4")
+        log(f"  the card's samples continue {prompts}: if they quote your text, set test_prompt_text and repeat step 4")
     for key, now in config.model_dump(mode="json", include={"huggingface_name", "language", "license"}).items():
         if (was := made.settings.get(key, now)) != now:
             log(f"  the card says {key}: {json.dumps(was)}, not {json.dumps(now)}: step 4 with --redo writes it anew")
@@ -59,7 +59,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
         ("repository", f"{done.url} ({'private' if done.private else 'public'})"),
         ("commit", done.commit),
         ("sent", plural(done.num_files_sent, "file") if done.num_files_sent else "nothing: all were there already"),
-        ("compared", f"{what}: paths, sizes and hashes on the Hub are equal to these here"),
+        ("compared", f"{what}: paths, sizes and hashes on the Hub equal the local ones"),
         ("time", seconds_text(time.monotonic() - started)),
     ]
     if done.private and not config.private:

@@ -93,7 +93,7 @@ def notes(encoder: Encoder) -> list[str]:
         return []
     if isinstance(encoder, HuggingFaceEncoder):
         end = encoder.pieces[encoder.eos_id]
-        return [f"Hugging Face: the ids of a document are tokenizers' for its whole text, and {end} ends it"]
+        return [f"Hugging Face: the library tokenizers encodes each document as a whole, and {end} ends it"]
     prefix = ", with a space before it" if encoder.model.add_dummy_prefix else ""
     notes = [f"not made by step 1: the ids of a document are SentencePiece's for its whole text{prefix}"]
     if encoder.pad_id == encoder.unk_id:

@@ -35,7 +35,7 @@ PROCESS_BYTES, BASE_TOKENIZER_BYTES = 40_000_000, 750_000_000
 PEAK_BYTES = {"unigram": 24, "unigram of morphemes": 34, "bpe": 50, "bpe of morphemes": 18, "base": 100, "extend": 45}
 """Bytes of memory for each byte of text, at most."""
 AUTO_SHARE, SAFE_SHARE = 0.5, 0.8
-"""Shares of the free memory that `auto` may use, and that a sample may need which an error recommends."""
+"""Share of the free memory that `auto` may use, and share that the sample size recommended by an error may need."""
 AUTO_LEAST_BYTES, AUTO_MOST_BYTES, AUTO_MOST_BYTES_BASE = 10_000_000, 200_000_000, 50_000_000
 """More text than this hardly changes a vocabulary, and takes minutes per hundred megabytes; per ten with
 `base_tokenizer` where words are not separated by spaces."""

@@ -1,8 +1,9 @@
 """Corpus → token files: cut into tasks, encode in worker processes, merge in corpus order.
 
-The step deals, by a pool of the standard library: it takes tasks from several input streams at once, of which each
-unpacks a file in a thread, and keeps a few more tasks under way than there are workers. multiprocessing's fork server
-forks the workers. It is a process without threads that has imported what they need: they start within milliseconds.
+The step deals out the tasks through a pool of the standard library. It takes them from several input streams at once,
+each of which unpacks a file in a thread, and keeps a few more tasks under way than there are workers. multiprocessing's
+fork server forks the workers. It is a process without threads that has imported what they need: they start within
+milliseconds.
 
 The result depends on the corpus, the tokenizer and the settings, never on the number of workers, nor on how often the
 work was interrupted. Everything is written in a work folder beside the output; the final names appear at the end. The
@@ -106,7 +107,7 @@ def encode_corpus(
             tasks, missing = expected(files, plan.task_bytes, config.txt_document, results)
             if missing:
                 rule = f"at least {len(missing):,} of {len(tasks):,} shards are not made yet (first {missing[0]})"
-                remedy = "start the parts again, which do what is left; or step 2 on this machine alone"
+                remedy = "start the parts again, each does what is left; or run step 2 on this machine alone"
                 raise UserError(Fault(str(folder), rule, remedy=remedy))
             if part.number == 0:  # one of the machines that merge
                 write_quarantine(tasks, results, folder, paths.quarantine)

@@ -94,7 +94,7 @@ class Merge:
         split = [config.valid_fraction, config.valid_min_documents, config.split_seed, len(config.input_jsonl)]
         if (begun := write_once(self._folder / SPLIT_NAME, split)) != split:
             rule = f"is being merged with other settings of the split: {begun}, here they are {split}"
-            remedy = "go on with those, which all parts must have; or delete this folder to start over"
+            remedy = "use those settings, which all parts must share, or delete this folder to start over"
             raise UserError(Fault(str(self._folder), rule, remedy=remedy))
         sizes, done = np.array([result.files["bin"][0] for result in self._results], np.int64), copied(self._folder)
         # Consecutive ones: two machines that write to the same page of a file would wait for each other.

@@ -127,7 +127,7 @@ def settle(
         earlier = TypeAdapter(ShardPlan).validate_json((folder / SHARD_PLAN_NAME).read_bytes())
     differing = wanted.differences(earlier) if earlier else ["there is no plan that can be read"]
     if differing and is_shared:
-        rule = f"the work that was begun here is another: {'; '.join(differing)}"
+        rule = f"the work begun here differs from this one: {'; '.join(differing)}"
         remedy = "give all parts the same settings and files (copy files with their times: cp -p, rsync -a)"
         raise UserError(Fault(str(folder), rule, remedy=f"{remedy}, or delete this folder to start over"))
     records = sorted(folder.glob("*-*.json"))

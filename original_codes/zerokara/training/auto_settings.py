@@ -1,9 +1,9 @@
 """What is `auto` about the machine: devices, precision, compilation, processes, ZeRO stage, micro batch.
 
 On a GPU `micro_batch_size: auto` becomes the largest that fits, found by trials whose peak memory is measured; on a CPU
-one with as many tokens as make it fastest. Another size adds the same numbers up in another order, so a run keeps its
-micro batch as long as the settings of `_MICRO_BATCH_SETTINGS` stay. Each start chooses the ZeRO stage, which changes no
-number.
+one with as many tokens as make it fastest. Another size sums the same numbers in another order, so a run keeps its
+micro batch while the settings in `_MICRO_BATCH_SETTINGS` stay the same. Each start chooses the ZeRO stage anew, because
+it changes no result.
 """
 
 import tempfile
@@ -52,8 +52,8 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
     if config.micro_batch_size == "auto":
         plan = plan.with_settings(micro_batch_size=kept_micro_batch(plan, earlier) or first_micro_batch(plan.memory))
     if config.zero_stage == "auto":
-        # Stage 1 sends 4 bytes of gradient for each parameter once a step, stage 2 in each micro batch, stage 3 weights
-        # for each besides. With one micro batch stage 2 sends as much as stage 1, and holds less.
+        # Stage 1 sends 4 bytes of gradient per parameter once per step, stage 2 once per micro batch; stage 3 also
+        # sends the weights once per micro batch. With one micro batch stage 2 sends as much as stage 1, and holds less.
         has_one = plan.resolved.global_batch == plan.resolved.micro_batch * plan.data_parallel_size
         stages = range(max(plan.resolved.stage, 2 if has_one else 1), 4)
         stage = next((number for number in stages if plan.memory.with_settings(zero_stage=number).fits), stages[-1])
@@ -110,8 +110,8 @@ def try_steps(plan: RunPlan) -> tuple[RunPlan, TrialResult]:
 def _largest_on_gpu(plan: RunPlan) -> tuple[int, TrialResult | None]:
     """Find the largest micro batch that fits, by trials from the first guess up, or down, by factors of two.
 
-    Of a global batch that is no power of two, the next size that divides it is taken. The smallest of all is returned
-    in any case; its result is None where even that ran out of memory.
+    A size that does not divide the global batch is replaced by the next one that does. If no size fits, the smallest is
+    returned; its result is None if even that ran out of memory.
     """
     forecast, size, tried = plan.memory, first_micro_batch(plan.memory), dict[int, TrialResult | None]()
     limit_bytes = SAFE_SHARE * forecast.pools[0].available_bytes - sum(forecast.uncounted.values())

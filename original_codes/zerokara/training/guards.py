@@ -138,8 +138,8 @@ def find_bad_samples(
 
 
 class DivergenceCheck:
-    """Compares the weights that tensor-parallel processes hold alike (norms, biases, routers, experts), bit for bit,
-    before each validation and each save: each of them updates its own copy.
+    """Compares the replicated weights of tensor-parallel processes (norms, biases, routers, experts), bit for bit,
+    before each validation and each save: each process updates its own copy.
 
     Copies of data parallelism cannot drift apart: DeepSpeed gathers them from their owners after each step.
     """

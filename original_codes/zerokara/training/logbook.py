@@ -92,13 +92,13 @@ class Logbook:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Take the time of the block, a validation or a save, for no part of a step's."""
+        """Leave the time of the block, a validation or a save, out of the step times."""
         started = time.monotonic()
         yield
         self._paused += time.monotonic() - started
 
     def add(self, record: StepRecord) -> None:
-        """Add one step to the next `log_step`, which one that was skipped has no part in."""
+        """Add one step to the next `log_step`, unless it was skipped."""
         now = time.monotonic()
         seconds = now - self._last_step - self._paused
         self._last_step, self._paused = now, 0.0

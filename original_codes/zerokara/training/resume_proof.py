@@ -21,7 +21,7 @@ from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 from zerokara.training.spawning import spawn
 
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
-"""Nats a token, where bits may differ: ten times the difference that sharing the work out otherwise makes."""
+"""Nats per token, where bits may differ: ten times the difference that another distribution of the work makes."""
 STATE_TOLERANCE = 0.1
 """Norm of the difference, as a share of what the last N steps changed. Adam turns the sign of a nearly zero gradient
 into a whole step, so that last digits grow; a lost state, or other data, gives about 1."""

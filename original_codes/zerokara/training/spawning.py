@@ -60,9 +60,9 @@ def spawn(plan: RunPlan, *work: str, rendezvous: "Rendezvous | None" = None, pat
 def local_rendezvous() -> Iterator[dict[str, str]]:
     """Keep the rendezvous of this machine's processes as long as the block lasts; yield it for their environment.
 
-    torch's usual one is a TCP port, which every user of the machine can reach, and change what is agreed there. This is
-    a file without a name, in memory (memfd_create(2)). Processes open it through /proc, which Linux allows to the same
-    user alone; it is gone with the last one that holds it.
+    torch's usual rendezvous is a TCP port: every user of the machine can reach it, and change what is agreed there.
+    This one is a file without a name, in memory (memfd_create(2)). Processes open it through /proc, which Linux allows
+    to the same user alone; it is gone with the last one that holds it.
     """
     with open(os.memfd_create("zerokara_rendezvous"), "wb") as file:
         os.fchmod(file.fileno(), 0o600)

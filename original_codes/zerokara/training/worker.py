@@ -2,7 +2,7 @@
 
 It reads the plan from its file and does its work. If it runs out of memory or loses the others, it says why.
 
-One of the works is a trial before a run that costs days, for ``--dry-run`` and for ``micro_batch_size: auto`` on a GPU:
+One of its tasks is a trial before a run that takes days, for ``--dry-run`` and for ``micro_batch_size: auto`` on a GPU:
 a few real steps, thrown away, tell the speed, the kernels, and the memory at its peak, which no arithmetic foresees.
 """
 

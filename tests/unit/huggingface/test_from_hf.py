@@ -488,7 +488,7 @@ def test_a_teacher_is_a_decoder_of_any_size_with_the_same_ids(tmp_path: Path, en
     other = configs.fault_of(from_hf.teacher_of, tmp_path / "other", encoder, 16, fault)
     assert other.key == "input_tokenizer_file" and f"than that of {tmp_path / 'other'}" in other.rule
     short = configs.fault_of(from_hf.teacher_of, tmp_path / "large", encoder, 17, fault)
-    assert short.rule == "reads 16 tokens, and seq_len is 17", "rotary positions, too"
+    assert short.rule == "has a context of 16 tokens; seq_len is 17", "rotary positions, too"
     (tmp_path / "large/model.safetensors").write_bytes(b"damaged")
     assert "cannot be read" in configs.fault_of(from_hf.teacher_of, tmp_path / "large", encoder, 16, fault).rule
 

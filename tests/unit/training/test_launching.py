@@ -59,7 +59,7 @@ def test_a_run_that_a_forgotten_flag_would_make_longer_is_refused(run: Starts) -
     assert run.start("max_steps=40").schedule == first.schedule, "the same command goes on"
     rule, commands = run.refused()
     whole = run.plan("max_steps=auto")
-    assert "had --set max_steps=40, this one has not" in rule
+    assert "had --set max_steps=40, this one does not" in rule
     assert commands == ["bash 3.sh --set max_steps=40", "bash 3.sh --set max_steps=auto"]
     run.settings["max_steps"] = 5000
     assert run.plan().schedule.num_steps == whole.schedule.num_steps, "the file has changed since"

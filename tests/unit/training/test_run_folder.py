@@ -287,14 +287,14 @@ def test_a_file_is_no_checkpoint(plan_of: Plan, name: str) -> None:
     run_dir = begin(plan_of())
     (run_dir / "global_step1/weights.safetensors").write_bytes(b"\xff\x00")
     fault = fault_of(run_folder.find_checkpoint, plan_of(), name)
-    assert fault.value == name and "those of the steps 1" in fault.rule
+    assert fault.value == name and "which has the steps 1" in fault.rule
 
 
 def test_what_to_do_without_validation_data(plan_of: Plan) -> None:
     plan = plan_of()
     without = replace(plan, data=replace(plan.data, num_valid_tokens=0))
     fault = fault_of(run_folder.find_checkpoint, without, "")
-    assert fault.key == "valid_fraction" and "step 2 with --redo, or step 7" in str(fault)
+    assert fault.key == "valid_fraction" and "step 2 with --redo; step 7" in str(fault)
 
 
 def test_another_model_to_start_from_is_told_and_ends_no_run_that_has_begun(plan_of: Plan, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def uses_deepspeed(config: TrainingSettings, data_parallel_size: int) -> bool:
 
 
 def hierarchy_of(template: Mapping[str, Any]) -> int:
-    """Return how many ranks keep the weights of a step between them; 1 means without hierarchical partitioning."""
+    """Return how many ranks share one copy of the weights of a step; 1 means no hierarchical partitioning."""
     return int(template.get("zero_optimization", {}).get(HIERARCHY_KEY, 1))
 
 
@@ -55,7 +55,7 @@ def plan_lines(config: TrainingSettings, data_parallel_size: int, template: Mapp
     yield f"DeepSpeed's ZeRO, stage {config.stage}, offload: {config.offload}"
     if (hierarchy := hierarchy_of(template)) > 1:
         off = f"switched off by {HIERARCHY_KEY}: 1 in deepspeed_template"
-        yield f"hierarchical: each {hierarchy} ranks keep the weights of a step, gathered across machines once ({off})"
+        yield f"hierarchical: every {hierarchy} ranks share the weights of a step, sent between machines once ({off})"
 
 
 def for_machines(
@@ -81,7 +81,7 @@ def for_machines(
     if not possible or num_processes % size:
         rule = f"its {HIERARCHY_KEY}, {size}, must divide the {num_processes} processes, and needs zero_stage 3, "
         rule += "tensor_parallel_size 1 and offload none"
-        raise UserError(config.fault("deepspeed_template", rule, "leave it out: over machines it is chosen"))
+        raise UserError(config.fault("deepspeed_template", rule, "leave it out: it is chosen automatically"))
     return {**template, "zero_optimization": {**zero, HIERARCHY_KEY: size}}
 
 

@@ -88,7 +88,8 @@ class Optimizer(torch.optim.AdamW):
         super().__init__(groups, 0.0, (config.adam_beta1, config.adam_beta2), config.adam_epsilon, fused=True)
 
     def hold(self, places: Mapping[str, Place]) -> None:
-        """Say where each parameter is, and make the state, all zeros: the first update is too late for a checkpoint."""
+        """Set where each parameter is, and create the state as zeros: a checkpoint may be saved before the first
+        update."""
         self._places, self._rank, self._ranks = places, parallel.data_rank(), range(parallel.data_size())
         holders = {name: [rank for rank, held in enumerate(each.ranges) if held] for name, each in places.items()}
         self._cut = {name for name, ranks in holders.items() if len(ranks) > 1}
@@ -253,7 +254,7 @@ class Optimizer(torch.optim.AdamW):
     def _gathered(self, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The gradients that this process owns, whole, and what their updates are added to.
 
-        That is the weights themselves, or for a tensor that is cut zeros, to hand out by `_return`.
+        These are the weights themselves, or for a partitioned tensor zeros, which `_return` distributes.
         """
         by_owner = self._cut_by_owner(names)
         gradients = {name: self._part(name, self._places[name].tensor.grad) for name in names}

@@ -43,7 +43,7 @@ _NAME_CHARACTERS = 28
 """Longest name of a curve: a legend should not hide the curves."""
 
 Curve = tuple[list[float], list[Any]]
-"""Tokens, and a number of each line of metrics.jsonl that has it; or a list of numbers."""
+"""Tokens and values of one field, from the lines of metrics.jsonl that have it; a value may be a list."""
 
 
 def draw(run_dir: Path) -> list[Path]:

@@ -72,7 +72,8 @@ class Plots:
         self._started = 0.0
 
     def show(self, step: int, values: Values) -> None:
-        """Draw if this is a validation, unless a drawing is running or has just begun; if one fails, the last tells."""
+        """Draw if this is a validation, unless a drawing is running or has just begun. Only `close` reports a
+        failure."""
         if not step or not any(name.startswith("valid/") for name in values):
             return
         if self._drawing is None or (self._drawing.done() and time.monotonic() >= self._started + _PAUSE_SECONDS):

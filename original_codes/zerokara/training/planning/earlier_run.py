@@ -126,7 +126,7 @@ def resumption(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Resum
 
 
 def weights_id(folder: str) -> str:
-    """What tells the weights in a Hugging Face folder from others, without reading all of them; empty without any."""
+    """Identifier of the weights in a Hugging Face folder, found without reading all of them; empty without any."""
     files = sorted(Path(folder).glob("*.safetensors"))
     return manifest.sampled_sha256(files) if files else ""
 
@@ -149,14 +149,14 @@ def _length_faults(plan: RunPlan, earlier: EarlierRun) -> Iterator[Fault]:
 
 
 def _forgotten_faults(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Iterator[Fault]:
-    """Yield a fault where length, learning rate or teachers would differ from the last start's by settings that this
-    start has not typed, and nobody in the file.
+    """Yield a fault if length, learning rate or teachers would differ from the last start's, although neither this
+    command line nor a change of the file asks for that.
 
     Its remedy is the command that goes on as before, and the one that changes the run.
     """
     config, origin = plan.requested, plan.requested._origin
     last, was = earlier.plan["origin"], earlier.plan["requested"]
-    # A file that was changed has been typed; what another one says was not: --config may have been forgotten.
+    # A change in the same file is intended. A difference between two files is not: --config may have been forgotten.
     values, tried = last.get("values", origin.values), {*last["overridden"]}
     in_file = {key for key in DECISIVE if key in was and values.get(key) != origin.values.get(key)}
     forgotten = tried - in_file if last["path"] == origin.path else tried | in_file
@@ -170,8 +170,8 @@ def _forgotten_faults(plan: RunPlan, earlier: EarlierRun, resume_command: str) -
         " ".join(f"--set {shlex.quote(each)}" for each in overrides(settings))
         for settings in ({key: was[key] for key in lost}, {key: now[key] for key in deciding})
     )
-    rule = f"would train otherwise: the last start had {was_typed}, this one has not"
-    remedy = f"to go on as before:\n  {resume_command} {was_typed}\nto change the run:\n  {resume_command} {new}"
+    rule = f"would train differently: the last start had {was_typed}, this one does not"
+    remedy = f"to continue as before:\n  {resume_command} {was_typed}\nto change the run:\n  {resume_command} {new}"
     yield Fault(str(plan.run_dir), rule, remedy=remedy)
 
 

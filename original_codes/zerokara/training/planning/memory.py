@@ -63,7 +63,7 @@ class MemoryPool:
     activation_bytes: int = 0
     """Lower bound of each process's activations."""
     activation_margin: float = ACTIVATION_MARGIN
-    """They are hardly ever more than so many times the lower bound."""
+    """Upper bound of the activations, as a multiple of the lower bound; hardly ever exceeded."""
 
     @property
     def least_bytes(self) -> int:
@@ -72,7 +72,7 @@ class MemoryPool:
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes that all processes need; it is hardly ever more."""
+        """Upper bound of the bytes that all processes need; hardly ever exceeded."""
         return self.least_bytes + int(self.num_processes * (self.activation_margin - 1) * self.activation_bytes)
 
     @property

@@ -1,8 +1,8 @@
 """GPUs and cores of a machine, and how the processes of a run share them. Without torch where possible.
 
-CUDA silently hides the first GPU of CUDA_VISIBLE_DEVICES that does not exist and all behind it: one typing error, and
-days are spent on the CPU. Here torch must see every GPU that is named, and be able to compute on it; one that nobody
-named is not passed over either. Empty, or -1, asks for the CPU.
+CUDA silently hides the first GPU in CUDA_VISIBLE_DEVICES that does not exist, and all after it: because of one typing
+error a run would spend days on the CPU. So torch must see every GPU that is named, and be able to compute on it. If
+none is named, no GPU of the machine is silently left out either. Empty, or -1, asks for the CPU.
 """
 
 import os

@@ -28,10 +28,10 @@ MAX_ADAMW_LR = 4e-3
 """StepLaw was fitted from 215M parameters on; below some 10M it asks for rates at which AdamW is no longer stable."""
 MUON_LR, MUON_WIDTH, MUON_EXPONENT = 7.2e-3, 128, 0.75
 MUON_STEPS, MAX_FASTER = 200, 1.8
-"""The rate is for weights that are averaged over so many steps or more; over fewer it rises by the square root, up to
-so many times."""
+"""The rate holds if a weight is averaged over at least `MUON_STEPS` steps. Below that it is multiplied by the square
+root of MUON_STEPS / steps, at most by `MAX_FASTER`."""
 MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
-"""lr / (1 - momentum): the way of a weight, in units of an update, while a gradient counts in Muon's momentum."""
+"""lr / (1 - momentum): how far a weight moves, in units of an update, while a gradient counts in Muon's momentum."""
 
 _ORDER = (
     "optimizer", "lr_schedule", "min_lr", "global_batch_size", "epochs", "lr", "muon_momentum", "warmup_steps",
@@ -78,7 +78,7 @@ def resolve(
             value, reason = _rule(key, config, shape, num_samples, samples_per_epoch)
         # Another optimizer has rates of its own.
         if kept and kept[key] != "auto" and config.optimizer in ("auto", kept["optimizer"]):
-            now = "" if kept[key] == value else f"; by itself it would be {value} now"
+            now = "" if kept[key] == value else f"; the rule would now give {value}"
             value, reason = kept[key], f"as the run began{now}"
         config = config.model_copy(update={key: value})
         reasons[key] = reason
@@ -143,7 +143,7 @@ def _rule(
                 return "adamw", f"Muon needs whole matrices, and {layout} is {getattr(config, layout)}"
         return "muon", "learns more from a token than AdamW"
     if key == "lr_schedule":
-        return "linear", "falls in a line over the whole run"
+        return "linear", "falls linearly over the whole run"
     if key == "min_lr":
         return 0.0, "the last steps average over the noise of the others"
     samples = num_samples(config)
@@ -177,7 +177,7 @@ def _rule(
         return _rounded(value), reason
     if key == "muon_momentum":
         value = min(MAX_MOMENTUM, max(MIN_MOMENTUM, round(1 - resolved(config.lr) / MUON_REACH, 2)))
-        return value, "a gradient counts the fewer steps, the larger they are"
+        return value, "lower for larger steps, so that a gradient counts for fewer of them"
     if key == "warmup_steps":
         least, why = (10, "Muon") if optimizer == "muon" else (100, "AdamW's second moments")
         steps = min(max(least, round(0.02 * num_steps)), num_steps // 5)

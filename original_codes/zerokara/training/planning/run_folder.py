@@ -145,12 +145,12 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
     """
     run_dir = plan.run_dir
     if not plan.data.num_valid_tokens:
-        remedy = "give it a share, and make the data anew: step 2 with --redo, or step 7, which does so itself"
+        remedy = "raise it, and prepare the data again: step 2 with --redo; step 7 does so itself"
         raise UserError(plan.requested.fault("valid_fraction", "kept nothing for validation", remedy))
     if not name:
         folder = checkpoint.newest_complete(run_dir)
         if folder is None:
-            raise UserError(Fault(where=str(run_dir), rule="holds no whole checkpoint", remedy="train first"))
+            raise UserError(Fault(where=str(run_dir), rule="holds no complete checkpoint", remedy="train first"))
     else:
         marked = run_dir / name  # a file that names a checkpoint
         is_marker = name in (BEST_NAME, LATEST_NAME) and marked.is_file()
@@ -160,13 +160,13 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
         folder = next((path for path in candidates if path.is_dir()), None)
         if folder is None:
             steps = ", ".join(str(step) for step in checkpoint.all_steps(run_dir)) or "none"
-            rule = f"is no checkpoint, neither by itself nor in {run_dir}; that has those of the steps {steps}"
+            rule = f"is no checkpoint, neither as a path nor as a name in {run_dir}, which has the steps {steps}"
             raise UserError(Fault(where="--evaluate", rule=rule, value=name))
         checkpoint.check(folder)
     state = checkpoint.read_state(folder)
     other = "tokenizer" if state.tokenizer_sha256 != plan.encoder.sha256 else ""
     if other := "model" if ModelShape.from_json(state.shape) != plan.shape else other:
-        raise UserError(Fault(where=str(folder), rule=f"is of another {other} than the configuration's"))
+        raise UserError(Fault(where=str(folder), rule=f"belongs to another {other} than that of the configuration"))
     return folder
 
 

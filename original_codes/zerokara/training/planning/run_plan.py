@@ -71,7 +71,7 @@ class PlannedData:
 
 @dataclass(frozen=True)
 class RunTask:
-    """Purpose of a run: pretraining, or fine-tuning, which adds its own above."""
+    """Purpose of a run: pretraining (below), or fine-tuning (defined in `finetuning.task`)."""
 
     title: str
     config_class: type[RunConfig]
@@ -125,7 +125,7 @@ def origin_notes(config: PretrainConfig, tokens: Manifest) -> Iterator[tuple[str
         yield "note", f"{made}; if what is set now is meant, run step 2 again"
     path = bin_path(TokenPaths(config.output_prefix).train)
     if path.stat().st_mtime_ns not in (one.modified_ns for one in tokens.outputs["tokens"]):
-        yield "note", f"{path} was copied or changed since step 2 made it, which tells if you run it again"
+        yield "note", f"{path} was copied or changed since step 2 made it; run step 2 again to find out which"
 
 
 def length_notes(seq_len: int, train: IndexedTokens) -> Iterator[tuple[str, str]]:
@@ -239,7 +239,7 @@ class RunPlan:
         `existing_checkpoints` and `trained_seconds` are those of earlier starts; `convert_command` converts the newest.
         """
         if schedule.hours_are_used_up(self.requested, trained_seconds):
-            rule = f"the run has been trained for {trained_seconds / 3600:.3g} hours already, as long as it may"
+            rule = f"the run has been trained for {trained_seconds / 3600:.3g} hours already, its limit"
             remedy = f"{schedule.RAISE}; or take what is there: {convert_command}"
             yield self.requested.fault("max_hours", rule, remedy)
         yield from schedule.epochs_faults(self.requested, self.consumption.sources)

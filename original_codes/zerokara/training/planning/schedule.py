@@ -195,7 +195,7 @@ def consumption(training: DataPlan, schedule: Schedule) -> Consumption:
 
 
 def epochs_faults(config: RunConfig, sources: tuple[SourceUse, ...]) -> Iterator[Fault]:
-    """Check that no source is read for more epochs than `max_epochs_per_source`; examples are, as `epochs` says."""
+    """Check that no source is read for more epochs than `max_epochs_per_source`; a fine-tuning has no such limit."""
     limit = math.inf if config.packs_examples else config.max_epochs_per_source
     step = config.global_batch * config.lengths.raw  # the steps are rounded
     for use in sources:

@@ -26,7 +26,7 @@ right where machines are lost or come back."""
 OUT_OF_MEMORY = 12
 """Exit code of a training process that ran out of memory and reported it (ENOMEM)."""
 LOST_CONNECTION = 13
-"""Exit code of a training process that lost the others: it can do nothing for it."""
+"""Exit code of a training process that lost the connection to the others, and is not at fault."""
 
 
 def forked(module: str, *arguments: str) -> None:
@@ -95,7 +95,7 @@ class SignalForwarding:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         # Afterwards: the terminal, or `tee`, may be gone already.
-        log("stopping at the end of this step, and saving; before the first step at once. Ctrl-C again kills the run")
+        log("stopping: the run saves after this step (before the first step it ends at once); Ctrl-C again kills it")
 
 
 def kill(pids: Iterable[int]) -> None:
@@ -108,8 +108,8 @@ def kill(pids: Iterable[int]) -> None:
 class StopRequest:
     """Request to stop this process, by SIGTERM, SIGINT (Ctrl-C), or in the first process by other `reasons`.
 
-    The processes agree in the sum of each step's loss, and save at the end of the step. A second Ctrl-C exits at once,
-    as does any request before the first step, when there is nothing to save.
+    The processes agree on it through the sum of each step's loss, and save at the end of the step. A second Ctrl-C
+    exits at once, as does any request before the first step, when there is nothing to save.
     """
 
     def __init__(self) -> None:
