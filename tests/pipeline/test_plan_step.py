@@ -40,7 +40,7 @@ def test_the_law_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     settings = planner.config()
     small, encoder = SmallRuns(planner, Path(f"{settings.output_prefix}_plan")), Encoder(settings.input_tokenizer_file)
     shapes = [ModelShape.from_config(planner.config(**each), encoder.vocab_size) for each in SHAPES]
-    (_, valid), unique = open_splits(settings.output_prefix), planner.local_plan().data.training.unique_tokens
+    (_, valid), unique = open_splits(settings.output_prefix), planner.local_plan().data.training.tokens_of(1)
     assert valid is not None
     # So small a corpus limits the runs, however fast the machine is: so these are those of the plan.
     runs = plan_runs(shapes, Speed(0, 1e-12), 30, 1, unique, len(valid.tokens))

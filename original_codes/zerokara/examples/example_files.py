@@ -138,14 +138,17 @@ def prompt_of(segments: Sequence[NDArray[Any]]) -> list[int]:
 
 
 def read_task_examples(files: SplitFiles, num_examples: int | None, seed: int) -> list[tuple[list[int], str]]:
-    """Return the prompt in ids (all before the last answer) and the right answer of validation or test examples.
-
-    With None all of them, in the order of the files; else the first `num_examples` of a random order.
-    """
+    """Return the prompt in ids (all before the last answer) and the right answer of a split's `chosen` examples."""
     tokens, lines = IndexedTokens(files.prefix, EXAMPLES_STEP), files.texts_path.read_bytes().splitlines()
     total = tokens.num_documents
     assert len(lines) == total, f"{files.texts_path} has {len(lines)} examples, {files.prefix} {total}"
-    chosen = range(total)
-    if num_examples is not None and num_examples < total:
-        chosen = np.random.default_rng(seed).permutation(total)[:num_examples].tolist()
-    return [(prompt_of(tokens.sequences(number)), orjson.loads(lines[number])["reference"]) for number in chosen]
+    numbers = chosen(total, num_examples, seed)
+    return [(prompt_of(tokens.sequences(number)), orjson.loads(lines[number])["reference"]) for number in numbers]
+
+
+def chosen(total: int, num_examples: int | None, seed: int) -> Sequence[int]:
+    """Return the numbers of the examples that a model answers: all of them with None, in the order of the files; else
+    the first `num_examples` of a random order."""
+    if num_examples is None or num_examples >= total:
+        return range(total)
+    return np.random.default_rng(seed).permutation(total)[:num_examples].tolist()

@@ -25,7 +25,7 @@ from zerokara.evaluation import baselines, scoring
 from zerokara.evaluation.baselines import NamedOutputs
 from zerokara.examples import facts, preparation
 from zerokara.examples.chat_template import MARK
-from zerokara.examples.example_files import ExampleFiles, ExamplePaths, Split, SplitFiles, prompt_of
+from zerokara.examples.example_files import ExampleFiles, ExamplePaths, Split, SplitFiles, chosen, prompt_of
 from zerokara.examples.facts import CHAT_TEMPLATE_NAME, FinetuneFacts, MetricResult
 from zerokara.samples.bin_packing import target_length
 from zerokara.samples.packed_examples import ExampleData, PackedExamples, Pairs, pair_lengths
@@ -171,15 +171,15 @@ def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, ne
         interval = "" if low is None else f"95 % {low:.4f} to {high:.4f}, "
         rows.append(("test", f"{metric} {value:.4f} ({interval}{number:,} examples)"))
         if metric != "loss" and examples.data_format != "messages":
-            simple = _simple_methods(examples, "test", tuned, plan.encoder)
+            simple = _simple_methods(examples, "test", tuned, plan.encoder, config)
             rows += [("", f"{metric} {value:.4f} by {name.replace('_', ' ')}") for name, value in simple.items()]
         if answers.exists():
             rows.append(("answers", str(answers)))
     write_json(plan.run_dir / facts.NAME, asdict(replace(tuned, test=test, baselines=simple)))
     first, best = reached.get(f"first_valid_{metric}"), reached.get("best_selection_loss")
     if test is None and best is not None and examples.labels and metric != "loss":
-        simple = _simple_methods(examples, "valid", tuned, plan.encoder)
-    value = test.value if test else sign * (best or 0.0)
+        simple = _simple_methods(examples, "valid", tuned, plan.encoder, config)
+    value = test.value if test else sign * (best or 0.0) + 0.0  # never -0.0
     better = [f"the {each:.4f} by {name.replace('_', ' ')}" for name, each in simple.items() if each >= value]
     worse = [f"{metric} {value:.4f} is not better than {' and '.join(better)}"] if better else []
     if first is not None and best is not None and best >= sign * first:
@@ -201,9 +201,13 @@ def facts_of(config: FinetuneRunConfig, examples: ExampleFiles) -> FinetuneFacts
     return FinetuneFacts(task, counts, config.metric, name, None, {}, examples.prompt_template, *asked)
 
 
-def _simple_methods(examples: ExampleFiles, split: Split, tuned: FinetuneFacts, encoder: Encoder) -> dict[str, float]:
-    """The metric of simple methods on the examples of a split, by the name of the method."""
+def _simple_methods(
+    examples: ExampleFiles, split: Split, tuned: FinetuneFacts, encoder: Encoder, config: FinetuneRunConfig
+) -> dict[str, float]:
+    """The metric of simple methods on the examples of a split that the model answers, by the name of the method."""
     lines = [orjson.loads(line) for line in examples.splits[split].texts_path.read_bytes().splitlines()]
+    number = config.eval_examples if split == "valid" and config.eval_examples != "all" else None
+    lines = [lines[each] for each in chosen(len(lines), number, config.seed)]
     references = [line["reference"] for line in lines]
     simple: Iterable[NamedOutputs] = [("majority", baselines.majority(references))]
     if not examples.labels:

@@ -15,12 +15,11 @@ from zerokara.base.errors import Fault, UserError
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.writing import as_yaml, overrides
+from zerokara.training.planning import recipe
 
 MOST = 8
 MIN_EPOCHS = 4
 """Minimum epochs: below it, more epochs of one model are worth more than further models."""
-_READING = 0.4
-"""Of a step, the time of each teacher of that size: its forward pass and its probabilities; 0.38 of 1M on a CPU."""
 _HEAD = """#!/usr/bin/env bash
 # Trains {number} models that differ in their seed, then the one that learns from them. Written by plan.py.
 # Run it again to continue: it skips what is done.
@@ -45,7 +44,7 @@ def check(number: int | None, config: PretrainConfig) -> None:
 
 def runs_of(number: int) -> float:
     """Return the time of `number` teachers, or none, and their student, in units of one teacher's run."""
-    return number + 1 + number * _READING
+    return number + 1 + number * recipe.READING
 
 
 def fitting(hours: float, hours_of_one: float) -> int:

@@ -45,7 +45,15 @@ from zerokara.base.progress import Progress, count_text
 from zerokara.base.resources import available_cores, available_memory, end_with_parent
 from zerokara.config.engine import MonitoringSettings
 from zerokara.config.writing import overrides
-from zerokara.forecast.sizes import LEFT_TO_RECIPE, Planner, Prediction, Speed, effective_parameters, size_settings
+from zerokara.forecast.sizes import (
+    LEFT_TO_RECIPE,
+    VALIDATION_COST,
+    Planner,
+    Prediction,
+    Speed,
+    effective_parameters,
+    size_settings,
+)
 from zerokara.model.shapes import ModelShape
 from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import recipe
@@ -183,8 +191,7 @@ class CalibrationRun:
 
     def seconds(self, speed: Speed) -> float:
         """Seconds from its start to its end."""
-        validation = 2 / 3 * self.eval_tokens  # no backward pass, but windows that overlap by half
-        return START_SECONDS + (self.tokens + validation) * speed.seconds_of_token(self.shape)
+        return START_SECONDS + (self.tokens + VALIDATION_COST * self.eval_tokens) * speed.seconds_of_token(self.shape)
 
 
 def plan_runs(

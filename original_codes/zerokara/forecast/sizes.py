@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from zerokara.base.errors import RunError
 from zerokara.base.progress import bytes_text, count_text, seconds_text
@@ -37,6 +37,7 @@ LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys(
 REPETITIONS_WORTH = 15.4  # R*
 RULE_OF_THUMB = 20  # tokens per parameter where nothing better is known (Hoffmann et al., 2022)
 OFTEN, ENOUGH = 12, 2.5  # a run of 12 epochs or more needs 2.5 tokens per parameter (docs/recipe.md)
+VALIDATION_COST = 2 / 3  # of a training token: no backward pass, but windows that overlap by half
 MIN_TOKENS_PER_PARAMETER = 0.2  # sizes with fewer are not shown
 GOOD_ENOUGH = 1.005  # ratio to the fewest bits per byte, up to which a smaller model is taken: it is cheaper to use
 
@@ -106,19 +107,25 @@ class Planner:
         plan, result = try_steps(self.local_plan(**settings))
         return plan.shape.flops_per_token(), result.seconds_per_step / plan.schedule.batch_tokens
 
-    def memory(self, name: SizeName, tokens: float) -> tuple[float, bool]:
-        """Forecast the bytes of a size on a GPU, or on a machine without any, and whether they fit."""
-        forecast = self._plan_of(name, tokens).memory
-        return forecast.pools[0].needed_bytes, forecast.fits
-
-    def num_steps(self, name: SizeName, tokens: float) -> int:
-        """Count the optimizer steps of a size."""
-        return self._plan_of(name, tokens).schedule.num_steps
-
-    def _plan_of(self, name: SizeName, tokens: float) -> RunPlan:
+    def outlook(self, name: SizeName, tokens: float) -> "Outlook":
         """Plan a run of a size with the recipe's batch. The batch decides on the processes, and these on the memory."""
         settings = {**size_settings(name), **LEFT_TO_RECIPE}
-        return self.local_plan(**settings, train_tokens=max(1, int(tokens)))
+        plan = self.local_plan(**settings, train_tokens=max(1, int(tokens)))
+        config, steps, there = plan.resolved, plan.schedule.num_steps, plan.data.num_valid_tokens
+        each = there if config.eval_tokens == "all" else min(there, config.eval_tokens)
+        validated = each * (1 + math.ceil(steps / config.eval_interval))
+        return Outlook(plan.memory.pools[0].needed_bytes, plan.memory.fits, steps, VALIDATION_COST * validated / tokens)
+
+
+class Outlook(NamedTuple):
+    """What a run of a size takes on this machine."""
+
+    memory_bytes: float
+    """On a GPU, or on a machine without any."""
+    fits: bool
+    steps: int
+    validation: float
+    """Time of all validations, as a share of that of the training steps."""
 
 
 @dataclass(frozen=True)
@@ -146,11 +153,12 @@ class Candidate:
     """None where there is no law."""
     memory_bytes: float
     fits: bool
+    steps: int
 
     @property
     def tokens_per_parameter(self) -> float:
         """Fresh tokens per parameter; repeated ones count for what they are worth."""
-        return fresh_worth(self.tokens, self.tokens / self.epochs) / self.shape.num_parameters()
+        return fresh_worth(self.tokens, self.tokens / self.epochs) / self.shape.num_parameters(padded=False)
 
     @property
     def is_sensible(self) -> bool:
@@ -174,7 +182,7 @@ def fresh_worth(tokens: float, unique_tokens: float) -> float:
 def candidate(
     name: SizeName,
     shape: ModelShape,
-    memory: Callable[[SizeName, float], tuple[float, bool]],
+    outlook: Callable[[SizeName, float], Outlook],
     speed: Speed,
     predict: Callable[[float, float], Prediction] | None,
     limits: tuple[float, float],
@@ -184,13 +192,15 @@ def candidate(
 
     `predict` is that of a scaling law, which takes N (`effective_parameters`) and D, tokens that are read once.
     """
-    seconds = speed.seconds_of_token(shape)
+    seconds, least = speed.seconds_of_token(shape), MIN_TOKENS_PER_PARAMETER * shape.num_parameters(padded=False)
     tokens = min(limits[0] * 3600 / seconds, limits[1])
-    worth = fresh_worth(tokens, unique_tokens)
-    enough = max(tokens, MIN_TOKENS_PER_PARAMETER * shape.num_parameters())  # the batch of fewer may fit no processes
-    prediction = predict(effective_parameters(shape), worth) if predict else None
-    epochs, hours = tokens / unique_tokens, tokens * seconds / 3600
-    return Candidate(name, shape, tokens, epochs, hours, prediction, *memory(name, enough))
+    for _ in range(2):  # the validations take their part of the hours
+        seen = outlook(name, max(tokens, least))  # the batch of fewer tokens may fit no processes
+        hours_of_token = seconds * (1 + seen.validation) / 3600
+        tokens = min(limits[0] / hours_of_token, limits[1])
+    prediction = predict(effective_parameters(shape), fresh_worth(tokens, unique_tokens)) if predict else None
+    epochs, hours = tokens / unique_tokens, tokens * hours_of_token
+    return Candidate(name, shape, tokens, epochs, hours, prediction, *seen[:3])
 
 
 def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
@@ -206,15 +216,16 @@ def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
     return next(size for size in fitting if values[size.name] <= GOOD_ENOUGH * best)
 
 
-def table(shown: Mapping[Candidate, int], chosen: Candidate) -> list[str]:
-    """Format the table: each size with its optimizer steps."""
+def table(shown: Sequence[Candidate], chosen: Candidate) -> list[str]:
+    """Format the table."""
     last = "bits per byte (95 %)" if chosen.prediction else "tokens a parameter"
     columns = f"{'parameters':>10} {'tokens':>8} {'epochs':>7} {'steps':>9} {'memory':>9} {'time':>14}"
     lines = [f"  {'size':<6} {columns}  {last}"]
-    for size, steps in shown.items():
+    for size in shown:
+        parameters = count_text(size.shape.num_parameters(padded=False))
         lines.append(
-            f"{'→' if size is chosen else ' '} {size.name:<6} {count_text(size.shape.num_parameters()):>10} "
-            f"{count_text(size.tokens):>8} {size.epochs:>7.2f} {steps:>9,} {bytes_text(size.memory_bytes):>9} "
+            f"{'→' if size is chosen else ' '} {size.name:<6} {parameters:>10} "
+            f"{count_text(size.tokens):>8} {size.epochs:>7.2f} {size.steps:>9,} {bytes_text(size.memory_bytes):>9} "
             f"{seconds_text(3600 * size.hours):>14}  {size.prediction or f'{size.tokens_per_parameter:.1f}'}"
         )
     return lines

@@ -20,6 +20,7 @@ itself, and these are mixed (`order.MixedOrder`). The tokens of a stage are roun
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -222,12 +223,22 @@ class DataPlan:
         """Samples in one epoch of all sources."""
         return sum(self.samples_per_part)
 
-    @property
-    def unique_tokens(self) -> int:
-        """Tokens that a run can take before it reads any again."""
-        there, stages = self.samples_per_part, self.stages
-        ends = (sum(one.weights) * each / w for one in stages for each, w in zip(there, one.weights, strict=True) if w)
-        return int(min(ends, default=self.samples_per_epoch)) * self.lengths.raw
+    def tokens_of(self, epochs: float) -> int:
+        """Tokens that a run can take before it has read any source for so many epochs; of one, before it reads any
+        again."""
+        left = [epochs * each for each in self.samples_per_part]
+        if not self.stages:
+            return int(left[0]) * self.lengths.raw
+        samples = 0.0
+        for stage in self.stages:
+            shares = [weight / sum(stage.weights) for weight in stage.weights]
+            end = min(there / share for there, share in zip(left, shares, strict=True) if share)
+            length = min(end, math.inf if stage.num_samples is None else stage.num_samples)
+            samples += length
+            left = [there - length * share for there, share in zip(left, shares, strict=True)]
+            if length == end:
+                break
+        return int(samples + 1e-6) * self.lengths.raw  # the sum may be a hair less than a whole number
 
     def order(self) -> SampleOrder | MixedOrder:
         """Return the order, which gives the sample at each position of the run."""

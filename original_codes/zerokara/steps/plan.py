@@ -52,7 +52,8 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     for _, note in run_plan.length_notes(config.seq_len, trained_on):
         log(f"  note: {note}")
     small = fit.SmallRuns(planner, Path(f"{config.output_prefix}_plan"))
-    unique_tokens = planner.local_plan().data.training.unique_tokens
+    training = planner.local_plan().data.training
+    unique_tokens = training.tokens_of(1)
     free = fit.slots(fit.NUM_RUNS, 0 if planner.device == "cpu" else planner.local_plan().num_processes)
     num_valid = len(valid.tokens) if valid is not None else 0
     wanted = num_valid if config.eval_tokens == "all" else config.eval_tokens
@@ -76,23 +77,23 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         small.train(planned, of_slot, free)
     runs = small.results(there[-1])
     law = fit.fit(runs) if len(runs) >= fit.NUM_RUNS else None
-    most_tokens = min(options.tokens or math.inf, config.max_epochs_per_source * unique_tokens)
+    most_tokens = min(options.tokens or math.inf, training.tokens_of(config.max_epochs_per_source))
     limits = (options.hours or math.inf) / ensemble.runs_of(options.models or 0), most_tokens
     candidates, predict = [], law.predict if law else None
     for name in SIZES:
         with contextlib.suppress(UserError):  # a size that cannot have the settings of the configuration
             shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
-            candidates.append(sizes.candidate(name, shape, planner.memory, speed, predict, limits, unique_tokens))
+            candidates.append(sizes.candidate(name, shape, planner.outlook, speed, predict, limits, unique_tokens))
     chosen = sizes.recommended(candidates)
     if chosen is None:
         raise RunError("no size fits into the memory of this machine")
-    sensible = [size for size in candidates if size.is_sensible or size is chosen]
-    shown = {size: planner.num_steps(size.name, size.tokens) for size in sensible}
+    shown = [size for size in candidates if size.is_sensible or size is chosen]
     log("\n".join(sizes.table(shown, chosen)))
     if others := [size.name for size in candidates if size not in shown]:
         log(f"  not shown, too large for this memory or for so few tokens: {', '.join(others)}")
     tokens, plot_path = max(1, int(chosen.tokens)), small.plan_folder / "plan.png"
-    rows = [("take", f"model_size: {chosen.name}, train_tokens: {tokens:,} ({chosen.epochs:.2f} epochs)")]
+    read = f"{chosen.epochs:.2f} epochs{' of the source that is read most' if training.stages else ''}"
+    rows = [("take", f"model_size: {chosen.name}, train_tokens: {tokens:,} ({read})")]
     if law:
         fit.draw(plot_path, law, runs)
         rows += [("expect", f"{chosen.prediction} bits per byte of held-out text"), ("plot", str(plot_path))]

@@ -1,5 +1,6 @@
 """The records of a run in progress: the log line, `metrics.jsonl` and the trackers beside it, and samples."""
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,7 +81,7 @@ class Logbook:
                 trackers["wandb"] = lambda: WeightsAndBiases(run_dir, config)
             if config.plots:
                 trackers["plots"] = lambda: Plots(run_dir)
-            self._recorder = Recorder(run_dir, state.step, trackers)
+            self._recorder = Recorder(run_dir, state.step, trackers, state.facts.get("valid_step") != state.step)
         if state.step:
             self._record(state.step, {"resumed": True, "seconds": state.seconds})
         self._last_step = time.monotonic()
@@ -89,6 +90,11 @@ class Logbook:
     def seconds(self) -> float:
         """Time spent in this run, earlier starts included."""
         return time.monotonic() - self._started
+
+    @property
+    def _seconds_allowed(self) -> float:
+        hours = self._plan.resolved.max_hours
+        return math.inf if hours == "auto" else max(0.0, 3600 * hours - self.seconds)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -135,7 +141,7 @@ class Logbook:
             "mfu_palm": palm,
             "memory_bytes": peak_memory(self._device),
             "seconds": self.seconds,
-            "seconds_left": (schedule.num_steps - record.step) * pace,
+            "seconds_left": min((schedule.num_steps - record.step) * pace, self._seconds_allowed),
             **{name: list(values) for name, values in (layer_statistics or {}).items()},
         }
         if isinstance(self._order, MixedOrder):
@@ -165,20 +171,23 @@ class Logbook:
         for result in results:
             self._record(step, result.line)
             for name, value in result.facts.items():
-                facts.setdefault(f"first_{name}", value)
-                facts[name] = value
+                facts |= {name: value} if step else {name: value, f"first_{name}": value}
             for message in result.messages:
                 self._log(f"step {step}  {message}")
-        if facts["valid_bits_per_byte"] < facts.get("best_valid_bits_per_byte", float("inf")):
+        if facts["valid_bits_per_byte"] < facts.get("best_valid_bits_per_byte", math.inf):
             facts.update(best_valid_bits_per_byte=facts["valid_bits_per_byte"], best_valid_step=step)
         before = facts.get("selection_loss")  # None after a checkpoint where it was not finite
         is_worse = before is not None and results[-1].badness > before
         facts["worse_in_row"] = facts.get("worse_in_row", 0) + 1 if is_worse else 0
         facts.update(valid_step=step, selection_loss=results[-1].badness)
-        if step and results[-1].badness < facts.get("best_selection_loss", float("inf")):
+        if not step:
+            facts["selection_loss_at_start"] = results[-1].badness
+        elif results[-1].badness < facts.get("best_selection_loss", math.inf):
             facts.update(best_selection_loss=results[-1].badness, best_step=step)
         if facts["worse_in_row"] == 2:
-            warning = f"validation became worse twice in a row; it was best at step {facts['best_step']:,}"
+            is_better = facts["best_selection_loss"] < facts.get("selection_loss_at_start", math.inf)
+            best = f"at step {facts['best_step']:,}" if is_better else "before the training"
+            warning = f"validation became worse twice in a row; it was best {best}"
             self._log(f"step {step}  warning: {warning}. {OVERFITTING}; Ctrl-C saves and ends the run here")
             facts.setdefault("warning", f"at step {step:,} {warning}. {OVERFITTING}")
 

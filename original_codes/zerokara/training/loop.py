@@ -125,13 +125,14 @@ class Trainer:
         is_last = step == run.plan.schedule.num_steps
         stops = record.stop_requested or step == self._stop_after
         self.logbook.add(record)
-        if record.skip_reason:
-            consumed = run.samples(step - 1)
-            found = find_bad_samples(run.engine.module, run.batches, run.plan.data.training, consumed)
-            self.logbook.log_skipped(record, found)
-            self.guard.check_skipped_in_row(step, record.skip_reason)
         if is_last or step % config.log_interval == 0 or step == 1:
             self.logbook.log_step(statistics(run.model.all_layers()))
+        if record.skip_reason:
+            with self.logbook.pause():
+                consumed = run.samples(step - 1)
+                found = find_bad_samples(run.engine.module, run.batches, run.plan.data.training, consumed)
+            self.logbook.log_skipped(record, found)
+            self.guard.check_skipped_in_row(step, record.skip_reason)
         if is_last or (step % config.eval_interval == 0 and not stops):
             stops |= not self._validate(step, to_the_end=is_last)
         if is_last or stops or step % config.save_interval == 0 or self._is_best(step):

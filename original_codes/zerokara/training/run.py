@@ -230,10 +230,11 @@ def _comparable(plan: RunPlan, state: TrainingState, log: Callable[[str], None])
     """Return a state without the numbers that this start must not compare its own with: losses with other teachers,
     and validations of another text, or by another metric."""
     config, facts = plan.resolved, state.facts
-    metric, length = getattr(config, "metric", "loss"), config.eval_tokens
+    metric, *answers = (getattr(config, key, "loss") for key in ("metric", "eval_examples", "max_new_tokens"))
+    metric = metric if metric == "loss" else f"{metric} of {answers[0]} answers of {answers[1]} tokens"
     now = {
         "teachers": [*config.teachers, config.teacher_weight] if config.teachers else [],
-        checkpoint.VALID_FACT: f"{metric}, {length} tokens of {plan.data.valid_sha256}",
+        checkpoint.VALID_FACT: f"{metric}, {config.eval_tokens} tokens of {plan.data.valid_sha256}",
     }
     if facts.get("teachers", now["teachers"]) != now["teachers"]:
         state = replace(state, recent_losses=())

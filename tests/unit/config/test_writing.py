@@ -143,7 +143,7 @@ def test_what_most_people_change_stands_first_and_every_setting_once(config_clas
 
 def test_a_docstring_that_is_not_repeated_leaves_out_an_auto_that_is_not_accepted() -> None:
     text = " ".join(help_text(FinetuneConfig).split())
-    assert "warmup_fraction: 0.05 Warm-up: share of the steps over which the learning rate rises to lr. warmup_s" in text
+    assert "warmup_fraction: 0.05 Warm-up: share of the steps over which the learning rate rises to lr. warm" in text
     assert "Learning rate at the last step; `auto` is 0." in " ".join(help_text(PretrainConfig).split())
 
 

@@ -114,3 +114,4 @@ def test_a_result_that_beats_nothing_is_a_warning(
         warnings = [text for name, text in rows if name == "warning"]
         assert len(warnings) == bool(rivals)
         assert not rivals or all(each in warnings[0] for each in [*rivals, remedy])
+        assert not any("-0.0000" in text for text in warnings)

@@ -10,7 +10,16 @@ from configs import config_of
 from zerokara.base.errors import UserError
 from zerokara.config.model import SIZES
 from zerokara.forecast.fit import MeasuredRun, ScalingLaw, SmallRuns, fit
-from zerokara.forecast.sizes import LEFT_TO_RECIPE, Candidate, Planner, Speed, candidate, recommended, size_settings
+from zerokara.forecast.sizes import (
+    LEFT_TO_RECIPE,
+    Candidate,
+    Outlook,
+    Planner,
+    Speed,
+    candidate,
+    recommended,
+    size_settings,
+)
 from zerokara.model.shapes import ModelShape
 
 SPEED = Speed(1e-5, 1e-11)
@@ -27,10 +36,13 @@ def law() -> ScalingLaw:
 
 
 def candidates(
-    law: ScalingLaw, hours: float = math.inf, tokens: float = math.inf, unique: float = 1e9
+    law: ScalingLaw, hours: float = math.inf, tokens: float = math.inf, unique: float = 1e9, validation: float = 0.0
 ) -> list[Candidate]:
-    memory, limits = lambda name, tokens: (1e9, name != "13B"), (hours, min(tokens, 16 * unique))
-    return [candidate(name, shape, memory, SPEED, law.predict, limits, unique) for name, shape in SHAPES.items()]
+    def outlook(name: str, tokens: float) -> Outlook:
+        return Outlook(1e9, name != "13B", 100, validation)
+
+    limits = hours, min(tokens, 16 * unique)
+    return [candidate(name, shape, outlook, SPEED, law.predict, limits, unique) for name, shape in SHAPES.items()]
 
 
 @pytest.mark.parametrize("measured", [[(1e7, 1e-4), (1e8, 2e-3)], [(1e7, 1e-4), (1e8, 0.5e-4)]])
@@ -47,6 +59,9 @@ def test_hours_become_tokens_and_tokens_hours(law: ScalingLaw) -> None:
         assert each.tokens * SPEED.seconds_of_token(each.shape) == pytest.approx(each.hours * 3600)
     assert {each.tokens for each in candidates(law, tokens=1e8)} == {1e8}
     assert {each.epochs for each in candidates(law, hours=1e9, unique=1e6)} == {16}
+    alone, validated = (candidates(law, hours=10, unique=1e12, validation=share) for share in (0, 0.25))
+    for one, other in zip(alone, validated, strict=True):
+        assert (other.hours, other.tokens) == pytest.approx((10, one.tokens / 1.25))
 
 
 def test_more_time_asks_for_a_larger_model(law: ScalingLaw) -> None:
@@ -69,7 +84,7 @@ def test_little_text_and_many_hours_ask_for_a_larger_model_than_the_rule_of_thum
     """0.8 million tokens, which read 16 times are worth 8.5 million fresh ones."""
 
     def chosen(tokens: float) -> str:
-        there: Any = (lambda *_: (1e9, True), SPEED, None, (math.inf, tokens), 8e5)
+        there: Any = (lambda *_: Outlook(1e9, True, 100, 0.0), SPEED, None, (math.inf, tokens), 8e5)
         best = recommended([candidate(name, shape, *there) for name, shape in SHAPES.items()])
         return best.name if best else ""
 
@@ -91,8 +106,22 @@ def test_a_size_takes_the_place_of_the_users(planner: Planner) -> None:
 
 
 def test_what_does_not_fit_is_seen(planner: Planner) -> None:
-    (small, small_fits), (large, large_fits) = planner.memory("1M", 1e6), planner.memory("13B", 1e6)
-    assert small_fits and not large_fits and large > 13e9 * 12 > small
+    small, large = planner.outlook("1M", 1e6), planner.outlook("13B", 1e6)
+    assert small.fits and not large.fits and large.memory_bytes > 13e9 * 12 > small.memory_bytes
+
+
+def test_the_time_of_all_validations_is_counted(tiny_data: dict[str, str]) -> None:
+    """Two thirds of a training token each: at the start, every ten steps, and at the end."""
+    shares = []
+    for wanted in ("all", "1000"):
+        given = ("precision=fp32", "eval_interval=10", f"eval_tokens={wanted}")
+        planner = Planner(Path(tiny_data["config"]), given)
+        there = planner.local_plan().data.num_valid_tokens
+        seen = planner.outlook("1M", 1e6)
+        times = 1 + math.ceil(seen.steps / 10)
+        assert seen.validation == pytest.approx(2 / 3 * times * (there if wanted == "all" else 1000) / 1e6)
+        shares.append(seen.validation)
+    assert shares[0] > shares[1] > 0
 
 
 def test_the_memory_of_a_size_is_that_of_its_own_batch(tiny_data: dict[str, str]) -> None:
@@ -102,7 +131,7 @@ def test_the_memory_of_a_size_is_that_of_its_own_batch(tiny_data: dict[str, str]
         planner.local_plan(**size_settings("1M"), **more).memory.pools[0].needed_bytes
         for more in ({}, {**LEFT_TO_RECIPE, "train_tokens": 10**7, "micro_batch_size": "auto"})
     )
-    assert planner.memory("1M", 1e7) == (written, True) and written > 1.1 * present
+    assert planner.outlook("1M", 1e7)[:2] == (written, True) and written > 1.1 * present
 
 
 def test_a_small_run_is_one_process_with_the_optimizer_of_the_large_one(tiny_data: dict[str, str]) -> None:

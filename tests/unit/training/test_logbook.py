@@ -144,7 +144,7 @@ def test_the_facts_keep_the_first_last_and_best_validation(tmp_path: Path, capsy
     book.close()
     assert book.facts == {
         "first_valid_bits_per_byte": 3.0, "valid_bits_per_byte": 2.0, "best_valid_bits_per_byte": 1.0,
-        "best_valid_step": 2, "first_valid_accuracy": 0.7, "valid_accuracy": 0.9, "valid_step": 4,
+        "best_valid_step": 2, "valid_accuracy": 0.9, "valid_step": 4, "selection_loss_at_start": 3.0,
         "selection_loss": -0.9, "best_selection_loss": -0.9, "best_step": 4, "worse_in_row": 0,
     }  # fmt: skip
     assert step_metrics.read(tmp_path)[1] == {
@@ -167,6 +167,11 @@ def test_a_validation_that_is_worse_twice_in_a_row_is_told_at_once_and_kept(
     book.close()
     assert warned == [10], "once for each time that it begins to rise"
     assert "at step 10" in book.facts["warning"] and "best at step 6" in book.facts["warning"]
+    book = logbook(tmp_path)  # a model that only forgets what it began with
+    for step, loss in ((0, 1.0), (2, 1.1), (4, 1.2)):
+        book.log_validations(step, [validated("valid_bits_per_byte", loss, loss)])
+    book.close()
+    assert "best before the training" in book.facts["warning"]
 
 
 def test_a_validation_that_was_not_finite_ends_no_later_one(tmp_path: Path) -> None:
@@ -243,6 +248,18 @@ def test_steps_that_will_be_trained_again_are_forgotten(tmp_path: Path, resumed_
     resumed.close()
     assert step_metrics.read(tmp_path) == [*lines[:kept], step_line(resumed_step + 1)]
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_step_has_one_validation(tmp_path: Path, anew: bool) -> None:
+    """Also where a start has another metric or text, and so measures the step that it begins at once more."""
+    lines = [{"step": 1, "valid_loss": 5.0}, step_line(2), {"step": 2, "valid_loss": 4.0}]
+    first = Recorder(tmp_path, 0, {})
+    for line in lines:
+        first.record(line)
+    first.close()
+    Recorder(tmp_path, 2, {}, validates_anew=anew).close()
+    assert step_metrics.read(tmp_path) == (lines[:2] if anew else lines)
 
 
 def tensorboard_values(run_dir: Path) -> dict[str, list[tuple[int, Any]]]:

@@ -212,16 +212,17 @@ def test_a_plan_at_the_limit_of_epochs_may_round_its_last_step(made) -> None:  #
         config, _ = made(*more, f"epochs={epochs}")
         assert not epochs_faults(config), (batch, epochs)
         reading = data_plan(config)
-        most = int(epochs * reading.unique_tokens)
+        most = reading.tokens_of(epochs)
         assert not epochs_faults(made(*more, f"train_tokens={most}")[0])
         assert epochs_faults(made(*more, f"train_tokens={most + 2 * batch * 8}")[0])
 
 
 def test_tokens_are_read_again_as_soon_as_one_source_is_read_whole(made) -> None:  # type: ignore[no-untyped-def]
-    config, _ = made("source_weights=[3, 1, 1]", "train_tokens=1600")
-    unique = data_plan(config).unique_tokens
-    assert unique == int(100 * 5 / 3) * 8  # of the first, three of five
-    for tokens, is_again in ((unique - 64, False), (unique + 64, True)):
-        uses = consumption_of(made("source_weights=[3, 1, 1]", f"train_tokens={tokens}", "global_batch_size=1",
-                                   "micro_batch_size=1")[0]).sources  # fmt: skip
-        assert (max(use.epochs for use in uses) > 1) is is_again
+    staged = "stages=[{tokens: 240, source_weights: [0, 1, 0]}, {tokens: rest, source_weights: [3, 2, 0]}]"
+    for mixture, expected in (("source_weights=[3, 1, 1]", int(100 * 5 / 3)), (staged, 30 + int(100 * 5 / 3))):
+        unique = data_plan(made(mixture, "train_tokens=1600")[0]).tokens_of(1)
+        assert unique == expected * 8  # of the first, three of five; all sources have as many samples or more
+        for tokens, is_again in ((unique - 64, False), (unique + 64, True)):
+            more = f"train_tokens={tokens}", "global_batch_size=1", "micro_batch_size=1", "order=sequential"
+            uses = consumption_of(made(mixture, *more)[0]).sources
+            assert (max(use.epochs for use in uses) > 1) is is_again

@@ -182,14 +182,22 @@ class Recorder:
     are logged once.
     """
 
-    def __init__(self, run_dir: Path, resumed_step: int, trackers: Mapping[str, Callable[[], Tracker]]):
+    def __init__(
+        self,
+        run_dir: Path,
+        resumed_step: int,
+        trackers: Mapping[str, Callable[[], Tracker]],
+        validates_anew: bool = False,
+    ):
         """Record a start that resumes from `resumed_step` (0: a new run); `trackers` opens each tracker by name.
 
-        Lines of later steps are dropped: these steps will be trained and recorded again.
+        Lines of later steps are dropped: these steps will be trained and recorded again. So are validations of
+        `resumed_step`, if the start `validates_anew`.
         """
         self._path = run_dir / METRICS_NAME
         kept = [line for line in read(run_dir) if 0 < resumed_step >= line["step"]]
-        kept = [line for line in kept if line["step"] < resumed_step or "resumed" not in line]
+        anew = {"resumed", *(["valid_loss"] if validates_anew else [])}
+        kept = [line for line in kept if line["step"] < resumed_step or anew.isdisjoint(line)]
         write_file(self._path, b"".join(orjson.dumps(line) + b"\n" for line in kept))
         self._file = open(self._path, "ab", buffering=_WAITING_BYTES)  # noqa: SIM115  # closed in `close`
         self._is_refused = False

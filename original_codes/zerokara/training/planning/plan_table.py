@@ -24,7 +24,7 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
         samples += f"{lengths.input} tokens, decoder target {lengths.target} tokens"
     yield "model", f"{config.architecture}, {shape.size_text}, {samples}"
     if config.teachers:
-        size, slower = plan.memory.teachers, plan.memory.teachers / (3 * shape.num_parameters())
+        size, slower = plan.memory.teachers, recipe.READING * plan.memory.teachers / shape.num_parameters()
         text = f"{plural(len(config.teachers), 'model')} of {count_text(size)} parameters together, weight"
         yield "teachers", f"{text} {config.teacher_weight:g}; a step takes about {1 + slower:.1f} times as long"
     training, train, valid = plan.data.training, plan.data.num_train_tokens, plan.data.num_valid_tokens
@@ -40,7 +40,8 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
     for use in plan.consumption.sources:
         if round(use.epochs, 1) > tried:
             yield "", f"warning: {use.name} is read {use.epochs:.1f} times; {often}"
-    rate = f"learning rate {resolved(config.lr):g} to {resolved(config.min_lr):g}, {config.lr_schedule}"
+    end = "" if config.lr_schedule == "constant" else f" to {resolved(config.min_lr):g}"
+    rate = f"learning rate {resolved(config.lr):g}{end}, {config.lr_schedule}"
     yield "learning", f"{config.optimizer}, {rate}; weight decay {resolved(config.weight_decay):g}"
     chosen = [f"{key} {getattr(config, key):g}" for key in recipe.OF_EXAMPLES if key in plan.reasons]
     if config.packs_examples and chosen:

@@ -17,7 +17,7 @@ from zerokara import checkpoint
 from zerokara.base import file_lock, manifest
 from zerokara.base.durable import ASIDE_ENDING, PARTIAL_SUFFIX, made_folder, unused_name, write_file, write_json
 from zerokara.base.errors import Fault, RunError, UserError
-from zerokara.base.progress import count_text, seconds_text
+from zerokara.base.progress import count_text, plural, seconds_text
 from zerokara.checkpoint.folders import BEST_NAME, EXPORTED_PARTS, IDENTITY_NAME, LATEST_NAME, METRICS_NAME
 from zerokara.config.loading import RESOLVED_NAME
 from zerokara.config.pretrain_config import TrainingSettings
@@ -177,6 +177,7 @@ def record(plan: RunPlan, newest: Path) -> manifest.Manifest:
         **state.facts,
         "steps": state.step,
         "tokens": state.tokens,
+        "skipped_steps": state.skipped_steps,
         "epochs": state.samples / plan.schedule.samples_per_epoch,
         "parameters": plan.shape.num_parameters(padded=False),
         "checkpoint": newest.name,
@@ -202,11 +203,15 @@ def summary_rows(
     ]
     if "loss" in facts:  # else every step was skipped
         rows.append(("loss", f"{facts['first_loss']:.3f} → {facts['loss']:.3f} nats per token"))
+    if facts.get("skipped_steps"):
+        rows.append(("skipped", f"{plural(facts['skipped_steps'], 'step')}, which changed nothing"))
     if "valid_bits_per_byte" in facts:
-        before, after = facts["first_valid_bits_per_byte"], facts["valid_bits_per_byte"]
-        best, step = facts.get("best_valid_bits_per_byte"), facts.get("best_valid_step", 0)
-        texts = [f"{value:.3f}" if value is not None else "not finite" for value in (before, after, best)]
-        rows.append(("validation", f"{texts[0]} → {texts[1]} bits per byte, best {texts[2]} at step {step:,}"))
+        # There is no first one where the validation has become another during the run.
+        values = [facts[name] for name in ("first_valid_bits_per_byte", "valid_bits_per_byte") if name in facts]
+        values.append(facts.get("best_valid_bits_per_byte"))
+        *course, best = (f"{value:.3f}" if value is not None else "not finite" for value in values)
+        at = f"{facts.get('best_valid_step', 0):,}"
+        rows.append(("validation", f"{' → '.join(course)} bits per byte, best {best} at step {at}"))
     rows += [("warning", facts["warning"])] if "warning" in facts else []
     rows += [*task_rows, ("checkpoint", str(newest))]
     if checkpoint.is_much_worse(newest):
