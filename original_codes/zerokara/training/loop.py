@@ -174,7 +174,11 @@ class Trainer:
             run.samples(step),
             step=step,
             seconds=book.seconds,
-            facts={**book.facts, "learning_rate": run.plan.schedule.learning_rate(step)},
+            facts={
+                **book.facts,
+                "learning_rate": run.plan.schedule.learning_rate(step),
+                "epochs": run.samples(step) / run.plan.schedule.samples_per_epoch,
+            },
             skipped_steps=guard.skipped_steps,
             skipped_in_row=guard.skipped_in_row,
             recent_losses=guard.recent_losses,

@@ -27,9 +27,9 @@ from zerokara.training.run import build_model, to_device
 
 BATCHES_BETWEEN_LOOKS = 16
 """Micro batches between two checks for a stop request: rare enough to cost nothing, and the request is seen soon."""
-NUM_KINDS = 3
-TEXT, END, SENTINEL = range(NUM_KINDS)
-"""Kinds of predicted tokens, whose nats are summed apart."""
+NUM_KINDS = 4
+TEXT, END, SENTINEL, UNKNOWN = range(NUM_KINDS)
+"""Kinds of predicted tokens, whose nats are summed apart. Nobody knows the text of an unknown one, <unk>."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ class LossValidation:
         self._kinds = np.full(encoder.vocab_size, TEXT)
         self._kinds[[encoder.eos_id, *encoder.control_ids]] = END  # of a turn, too
         self._kinds[plan.data.objective.sentinel_ids] = SENTINEL
+        if encoder.unk_id >= 0:
+            self._kinds[encoder.unk_id] = UNKNOWN
         # With a dummy prefix a line, or a document, begins with a space that is not in the text, behind these.
         is_prefixed = self._token_bytes[encoder.encode("a")].sum() > 1 and not config.traits.is_encoder_decoder
         line_ends = [encoder.newline_id] if encoder.by_line else []
@@ -105,6 +107,8 @@ class LossValidation:
         for kind in ("end", "sentinel"):
             if (nats := line.get(f"valid_{kind}_nats")) is not None:
                 messages[0] += f"  {nats:.3f} nats per {kind} token"
+        if unknown := counts[:, UNKNOWN].sum():
+            messages[0] += f"  without {unknown:,} unknown tokens"
         if self.source_names:
             for key in ("valid_loss", "valid_bits_per_byte"):
                 line[f"{key}_by_source"] = [one[key] for one in by_source]

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from configs import config_of
+from matplotlib.figure import Figure
 
 from zerokara.config.loading import RESOLVED_NAME
 from zerokara.config.writing import as_yaml
@@ -75,6 +76,21 @@ def test_a_name_is_no_formula_and_is_not_left_out(tmp_path: Path) -> None:
     assert plots.draw(folder)
     names = plots.curve_names(folder)["sources"]
     assert len(names) == 2 and not any(name.startswith("_") for name in names)
+
+
+def test_the_curves_of_sources_begin_anew_where_others_are_held_out(tmp_path: Path) -> None:
+    """A name is that of the newest configuration: no earlier number may stand under it."""
+
+    def line(step: int, bits: list[float], positions: list[int]) -> dict[str, Any]:
+        each = {"valid_bits_per_byte_by_source": bits, "valid_source_positions": positions, "valid_bits_per_byte": 2.0}
+        return {"step": step, "tokens": step, **each}
+
+    lines = [line(0, [3.0, 2.9, 2.8], [0, 1, 2]), line(1, [2.5, 2.4], [0, 2]), line(2, [2.3, 2.2], [0, 2])]
+    axes = Figure().subplots()
+    plots._bits_per_byte(axes, plots._curves(lines), {"sources": ["a", "b", "c"], "layers": []})
+    shown = {str(curve.get_label()): list(curve.get_data()) for curve in axes.lines}
+    assert [*map(list, shown["a"])] == [[1, 2], [2.5, 2.3]] and [*map(list, shown["c"])] == [[1, 2], [2.4, 2.2]]
+    assert "b" not in shown and list(shown["all"][0]) == [0, 1, 2]
 
 
 def test_without_a_readable_configuration_curves_are_numbered(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a validation counts: bits per byte of the text alone, and the control tokens apart."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -73,6 +74,24 @@ def test_bits_per_byte_are_of_the_text_alone(span_data: dict[str, str], architec
         tokens = IndexedTokens(plan.data.valid_prefix)
         texts = [plan.encoder.decode(ids) for ids in np.split(tokens.tokens, np.flatnonzero(tokens.tokens == end) + 1)]
         assert num_bytes == sum(len(text.encode()) for text in texts)
+
+
+def test_an_unknown_token_is_no_text(plan_of: Callable[..., RunPlan]) -> None:
+    """Its nats without its bytes would make a model look much worse."""
+    plan = plan_of("eval_tokens=all")
+    torch.manual_seed(3)
+    model = build(plan.shape)
+    labels, nats = by_hand(plan, model)
+    taken = int(np.bincount(labels[labels > 8]).argmax())
+    encoder = copy.copy(plan.encoder)
+    encoder.unk_id = taken
+    result = LossValidation(replace(plan, encoder=encoder), CPU)(model)
+    is_text = (labels != encoder.eos_id) & (labels != taken)
+    num_bytes = sum(len(encoder.token_texts[label]) for label in labels)  # a real <unk> has none
+    assert result is not None and f"without {np.sum(labels == taken):,} unknown tokens" in result.messages[0]
+    expected = nats[is_text].sum() / math.log(2) / num_bytes
+    rounding.assert_same_loss(result.line["valid_bits_per_byte"], expected)
+    rounding.assert_same_loss(result.line["valid_loss"], nats.mean())
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,12 @@ def _loss(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> 
 
 
 def _bits_per_byte(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:
-    # A source without validation documents has no curve.
+    # A source without validation documents has no curve. Where others were held out before, the curves begin anew.
     positions: list[list[int]] = curves["valid_source_positions"][1] or [[]]
-    for name, curve in _named(curves["valid_bits_per_byte_by_source"], names["sources"], positions[0]):
+    points = zip(*curves["valid_bits_per_byte_by_source"], positions, strict=False)
+    newest = [(token, values) for token, values, each in points if each == positions[-1]]
+    by_source = [token for token, _ in newest], [values for _, values in newest]
+    for name, curve in _named(by_source, names["sources"], positions[-1]):
         axes.plot(*curve, linewidth=1, label=name)
     tokens, bits = curves["valid_bits_per_byte"]
     axes.plot(tokens, bits, color=RED, marker="o", markersize=3, label="all")
