@@ -14,6 +14,8 @@ from corpus_files import write_texts
 from foreign_models import documents
 from huggingface_hub import ModelCard
 
+from zerokara.base import file_lock
+
 pytestmark = pytest.mark.usefixtures("warm_python")
 
 
@@ -47,6 +49,14 @@ def test_two_models_side_by_side(root: Path, place: Path) -> None:
     assert f"{values['bytes']:.4f}" in (place / "out" / "report.html").read_text(encoding="utf-8")
     result, *_ = ModelCard((place / "prefix" / "README.md").read_text(encoding="utf-8")).data.eval_results
     assert result.metric_value == round(values["prefix"], 4) and not (place / "bytes" / "README.md").exists()
+    with file_lock.held(place / "out" / "evaluate.lock"):
+        other = step(root, place, "--redo")
+    assert other.returncode == 2 and "is writing here" in other.stderr
+    manifest = place / "out" / "manifest.json"
+    finished = manifest.read_bytes()
+    manifest.unlink()  # as a run leaves the folder that is killed before its end
+    assert step(root, place).returncode == 0 and manifest.exists()
+    manifest.write_bytes(finished)
     again = step(root, place)
     assert again.returncode == 0 and "done already" in again.stdout and f"{values['bytes']:.4f}" in again.stdout
     card = place / "prefix" / "README.md"

@@ -20,6 +20,28 @@ def content(folder: Path) -> str:
     return (folder / "file").read_text(encoding="utf-8")
 
 
+def test_a_folder_whose_deletion_was_ended_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a folder of work would be taken for all of it."""
+    folder = tmp_path / "work"
+
+    def ended(path: Path, **_: object) -> None:
+        if path.exists():
+            (path / "a").unlink()
+            raise KeyboardInterrupt
+
+    for name in ("a", "b"):
+        durable.write_file(folder / name, name)
+    with monkeypatch.context() as patched:
+        patched.setattr(durable.shutil, "rmtree", ended)
+        with pytest.raises(KeyboardInterrupt):
+            durable.remove_folder(folder)
+    assert not folder.exists() and [path.name for path in tmp_path.rglob("b")] == ["b"]
+    durable.write_file(folder / "c", "c")
+    durable.remove_folder(folder)
+    durable.remove_folder(folder)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file.txt"
     durable.write_file(path, "old")

@@ -2,11 +2,35 @@
 
 import io
 import re
+import subprocess
 import sys
 
 import pytest
 
 from zerokara.base import progress
+
+
+def test_a_terminal_that_takes_nothing_holds_nobody_up() -> None:
+    """Ctrl-S, or a lost connection: neither the training nor its end waits."""
+    program = (
+        "import sys\nfrom zerokara.base import progress\n"
+        "with progress.logging_in_background():\n"
+        "    for number in range(3 * progress._MAX_WAITING): progress.log(f'{number:0100}')\n"
+        "    print('trained', file=sys.stderr)\n"
+        "from zerokara.training.processes.supervision import leave\nleave(5)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None and process.stderr.read() == b"trained\n"
+        assert process.wait(30) == 5, "nobody has read a line"
+        assert process.stdout is not None and process.stdout.read(101) == b"0" * 100 + b"\n"
+
+
+def test_lines_in_the_background_keep_their_order(capfd: pytest.CaptureFixture[str]) -> None:
+    with progress.logging_in_background():
+        for number in range(100):
+            progress.log(str(number))
+    progress.log("100")
+    assert capfd.readouterr().out.split() == [*map(str, range(101))]
 
 
 @pytest.fixture

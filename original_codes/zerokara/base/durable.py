@@ -21,6 +21,7 @@ from zerokara.base.errors import NO_ROOM
 
 PARTIAL_SUFFIX = ".partial"  # of an unfinished file or folder; a leftover with it may be deleted
 _OLD_SUFFIX = f".old{PARTIAL_SUFFIX}"
+DELETED_SUFFIX = f".deleted{PARTIAL_SUFFIX}"
 ASIDE_ENDING = ".old-"  # with a number, of a file or folder that was replaced and is kept
 
 
@@ -119,6 +120,18 @@ def recover(path: Path) -> None:
     if old.exists() and not path.exists():
         os.rename(old, path)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder, and what an interrupted deletion has left of one with this name.
+
+    It is renamed first: a part of it never stands under its name.
+    """
+    going = path.with_name(path.name + DELETED_SUFFIX)
+    shutil.rmtree(going, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        os.rename(path, going)
+    shutil.rmtree(going, ignore_errors=True)
 
 
 def unused_name(path: Path, ending: str) -> Path:

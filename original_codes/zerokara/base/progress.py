@@ -5,15 +5,19 @@ On a terminal, progress is a bar (tqdm); elsewhere, as in a log file, it is a pl
 
 import contextlib
 import math
+import os
+import queue
 import re
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
 LINE_INTERVAL_SECONDS = 10.0
+_MAX_WAITING = 1000
 # Controls other than tab and line end; and surrogates, which stand for bytes of a file name that are not UTF-8.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -28,10 +32,44 @@ def indented(text: str) -> str:
     return "\n".join(f"    {plain(line)}".rstrip() for line in text.splitlines() or [""])
 
 
+_waiting: queue.Queue[str] | None = None
+
+
 def log(text: str) -> None:
     """Print a line at once. If the output goes to a file on a full disk, the line is lost, and nothing else."""
-    with contextlib.suppress(OSError):
-        print(plain(text), flush=True)
+    if _waiting is None:
+        with contextlib.suppress(OSError):
+            print(plain(text), flush=True)
+    else:
+        with contextlib.suppress(queue.Full):
+            _waiting.put_nowait(text)
+
+
+@contextlib.contextmanager
+def logging_in_background() -> Iterator[None]:
+    """Let `log` hold nobody up as long as the block lasts: a terminal may take nothing (Ctrl-S, a lost connection).
+
+    A thread prints. Lines are lost where `_MAX_WAITING` wait already, or still wait a second after the block.
+    """
+    global _waiting
+    waiting: queue.Queue[str] = queue.Queue(_MAX_WAITING)
+    _waiting = waiting
+
+    def print_all() -> None:
+        while _waiting is waiting:
+            line = f"{plain(waiting.get())}\n".encode(sys.stdout.encoding, sys.stdout.errors or "strict")
+            with contextlib.suppress(OSError):
+                os.write(sys.stdout.fileno(), line)  # by `print` it would hold the lock that the end of a process takes
+            waiting.task_done()
+
+    threading.Thread(target=print_all, daemon=True).start()
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + 1
+        while waiting.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.01)
+        _waiting = None
 
 
 class Progress(tqdm):

@@ -113,9 +113,12 @@ def start_fork_server(modules: Sequence[str]) -> ForkServerContext:
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         forkserver.ensure_running()
+        context.Lock()
     except OSError as error:
-        if "AF_UNIX" not in str(error):  # a socket's path may have 107 bytes
-            raise
+        if "AF_UNIX" not in str(error):  # of the lock: semaphores are files there
+            remedy = "make it larger, or writable (docker run --shm-size=1g; mount -o remount,rw,size=1g /dev/shm)"
+            raise UserError(Fault("/dev/shm", f"takes no semaphore: {error.strerror}", remedy=remedy)) from error
+        # A socket's path may have 107 bytes.
         raise UserError(Fault("TMPDIR", "is too long", tempfile.gettempdir(), "set another: TMPDIR=/tmp")) from error
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, cast
 import orjson
 
 from zerokara.base import manifest
-from zerokara.base.durable import PARTIAL_SUFFIX, recover, unused_name, write_file
+from zerokara.base.durable import DELETED_SUFFIX, PARTIAL_SUFFIX, recover, remove_folder, unused_name, write_file
 from zerokara.base.errors import Fault, RunError, UserError, nearest
 from zerokara.checkpoint.state import read_state
 from zerokara.config.engine import MonitoringSettings
@@ -44,7 +44,6 @@ PARTS = ("weights", "optimizer", "state")
 EXPORTED_PARTS = ("weights", "state")
 """Those that an export reads; the optimizer state, two thirds of the bytes, it does not."""
 BROKEN_SUFFIX = ".broken"
-DELETED_SUFFIX = f".deleted{PARTIAL_SUFFIX}"
 """Ending of a checkpoint that is being deleted."""
 RETRY_PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 """Between the attempts to read what the disk failed to read."""
@@ -266,11 +265,7 @@ def prune(run_dir: Path, config: MonitoringSettings) -> list[Path]:
         kept.add(_best(losses))
     deleted = [folder_of(run_dir, step) for step in sorted(losses.keys() - kept)]
     for folder in deleted:
-        going = folder.with_name(folder.name + DELETED_SUFFIX)
-        shutil.rmtree(going, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(folder, going)
-        shutil.rmtree(going, ignore_errors=True)
+        remove_folder(folder)
     return deleted
 
 
@@ -289,8 +284,8 @@ def write_markers(run_dir: Path) -> None:
 def best(run_dir: Path) -> Path | None:
     """Return the best checkpoint by validation, as the file ``best`` names it; None if there is none."""
     marker = run_dir / BEST_NAME
-    folder = run_dir / marker.read_text(encoding="utf-8").strip() if marker.is_file() else None
-    return folder if folder and folder.is_dir() else None
+    name = marker.read_text(encoding="utf-8", errors="replace").strip() if marker.is_file() else ""
+    return run_dir / name if name and (run_dir / name).is_dir() else None
 
 
 def is_much_worse(newest: Path) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from zerokara.base import file_lock, manifest
-from zerokara.base.durable import PARTIAL_SUFFIX, make_folders, write_file, write_json
+from zerokara.base.durable import PARTIAL_SUFFIX, make_folders, remove_folder, write_file, write_json
 from zerokara.base.errors import Fault, UserError
 from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.clean_config import CleanConfig
@@ -71,8 +71,10 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
                 summary("clean: dry run, nothing was written", Report(Path(temporary), plan).rows())
             return
         folder = plan.work_folder
+        for unfinished in output.glob(f"dropped/*{PARTIAL_SUFFIX}"):  # of a run that was killed
+            unfinished.unlink()
         for other in {*folder.parent.glob("*")} - {folder, mark}:
-            shutil.rmtree(other)  # of other settings or another text
+            remove_folder(other)  # of other settings or another text
         make_folders(folder)
         executors.run(folder, plan)
         found = Report(folder, plan)
@@ -88,7 +90,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
         executors.move_into_place(folder, plan)
         made = {"clean": [path for path in plan.outputs if path.exists()], "report": reports}
         manifest.write(record, work, made, found.as_json(), time.monotonic() - started)
-        shutil.rmtree(folder.parent)
+        remove_folder(folder.parent)
         summary(f"clean: done, {text}", [*rows, ("dropped", str(output / "dropped"))], following)
 
 

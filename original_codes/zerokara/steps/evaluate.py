@@ -5,29 +5,34 @@ folder, by content: a stopped run continues, and a further model costs only its 
 """
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain, groupby
 from os.path import normpath
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from zerokara.base import manifest
+from zerokara.base import file_lock, manifest
 from zerokara.base.durable import write_file, write_json
 from zerokara.base.errors import refuse
 from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus.find import find_files, for_manifest
 from zerokara.evaluation import inputs
-from zerokara.evaluation.results import add_to_card, page, read_card, table
+from zerokara.evaluation.results import Section, add_to_card, page, read_card, table
 from zerokara.evaluation.scoring import LEVEL
 from zerokara.evaluation.tasks import measure_tasks
 from zerokara.steps import command, preflight
+
+if TYPE_CHECKING:
+    from zerokara.evaluation.models import LoadedModel
 
 _PLACES: dict[str, Any] = {
     **dict.fromkeys(("models", "output_dir", "texts", "pretraining_data", "device", "batch_tokens"), True),
     "tasks": {"__all__": {"test_data", "train_data"}},
 }
 """Settings that name inputs and outputs, or change no result."""
+CACHES = "bits_per_byte", "answers"
 REDO_HELP = "replace the results of an earlier run (what was measured stays in the cache, by content)"
 
 
@@ -61,7 +66,8 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         log(f"step 8 evaluate: done already, {folder} (--redo: again)")
         print("\n".join(done.facts["table"]))
         return
-    preflight.check(config, preflight.Outputs("output_dir", written, work.step), texts=files)
+    has_measured = any((folder / "cache" / each).is_dir() for each in CACHES)  # a run that ended before its manifest
+    preflight.check(config, preflight.Outputs("output_dir", written, "" if has_measured else work.step), texts=files)
     for name in config.add_to_card:  # what is wrong with a card is told before the work
         read_card(Path(name))
     size = bytes_text(sum(file.bytes for file in files))
@@ -72,33 +78,43 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     if options.dry_run:
         print("dry run: nothing was written")
         return
+    with file_lock.claimed(folder / "evaluate.lock", folder):
+        models, sections = _measured(config, read, tasks, folder / "cache")
+        named = [{"name": model.name, "type": model.config.model_type, "sha256": model.content} for model in models]
+        results = {"models": named, "interval_level": LEVEL, "sections": [section.as_json() for section in sections]}
+        write_json(results_path, results)
+        write_file(page_path, page(sections))
+        rows = [("results", str(results_path)), ("page", str(page_path))]
+        described = [model for model in models if normpath(model.folder) in map(normpath, config.add_to_card)]
+        cards = [add_to_card(model.folder, model.name, sections) for model in described]
+        facts = {"table": [line for section in sections for line in table(section)]}
+        hashes = {key: value for model in models for key, value in model.hashes.items()}
+        seconds = time.monotonic() - started
+        # A card that step 4 writes anew lacks the results.
+        made: manifest.Paths = {"results": written[:2], "cards": cards}
+        manifest.write(manifest_path, work, made, facts, seconds, hashes)
+    rows += [*(("model card", str(path)) for path in cards), ("time", seconds_text(seconds))]
+    summary("step 8 evaluate: done", rows)
+
+
+def _measured(
+    config: EvaluateConfig, texts: Sequence[inputs.MeasuredText], tasks: Sequence[inputs.TaskData], cache: Path
+) -> "tuple[Sequence[LoadedModel], list[Section]]":
+    """Measure all models on all data; show each table as soon as it is known."""
     overlaps = inputs.overlaps(config, tasks)
     # This is the border: the configuration has been checked, and torch and transformers are imported.
     from zerokara.evaluation import bits_per_byte
     from zerokara.evaluation.models import open_models
 
     models = open_models([Path(name) for name in config.models], config.device, config.precision)
-    of_texts = bits_per_byte.measure_texts(read, models, config, folder / "cache" / "bits_per_byte")
+    of_texts = bits_per_byte.measure_texts(texts, models, config, cache / CACHES[0])
     with_overlaps = zip(tasks, overlaps, strict=True)
-    of_tasks = measure_tasks(with_overlaps, models, seed=config.seed, cache=folder / "cache" / "answers")
+    of_tasks = measure_tasks(with_overlaps, models, seed=config.seed, cache=cache / CACHES[1])
     sections = []
     for section in chain(of_texts, of_tasks):
         log("\n".join(table(section)))
         sections.append(section)
-    named = [{"name": model.name, "type": model.config.model_type, "sha256": model.content} for model in models]
-    results = {"models": named, "interval_level": LEVEL, "sections": [section.as_json() for section in sections]}
-    write_json(results_path, results)
-    write_file(page_path, page(sections))
-    rows = [("results", str(results_path)), ("page", str(page_path))]
-    described = [model for model in models if normpath(model.folder) in map(normpath, config.add_to_card)]
-    cards = [add_to_card(model.folder, model.name, sections) for model in described]
-    facts = {"table": [line for section in sections for line in table(section)]}
-    hashes = {key: value for model in models for key, value in model.hashes.items()}
-    seconds = time.monotonic() - started
-    made: manifest.Paths = {"results": written[:2], "cards": cards}  # a card that step 4 writes anew lacks the results
-    manifest.write(manifest_path, work, made, facts, seconds, hashes)
-    rows += [*(("model card", str(path)) for path in cards), ("time", seconds_text(seconds))]
-    summary("step 8 evaluate: done", rows)
+    return models, sections
 
 
 main = partial(command.run, "8_evaluate.py", evaluate, __doc__, redo=REDO_HELP)

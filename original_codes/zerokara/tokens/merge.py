@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerokara.base.durable import sync_folder
-from zerokara.base.errors import Fault, RunError, UserError
+from zerokara.base.errors import Fault, UserError
 from zerokara.base.progress import Progress
 from zerokara.base.resources import available_cores
 from zerokara.config.data import DataSettings
@@ -29,7 +29,7 @@ from zerokara.tokens.held_out import document_keys, num_valid_documents, valid_t
 from zerokara.tokens.indexed import DOCUMENT_BYTES, HEADER, TokenPaths, header_bytes, index_part
 from zerokara.tokens.quarantine import SourceTally, SplitTally
 from zerokara.tokens.shard_tasks import Part
-from zerokara.tokens.shards import ShardResult, ShardTask, shard_path
+from zerokara.tokens.shards import ShardResult, ShardTask, check_shard, shard_path
 from zerokara.tokens.work_folder import write_once
 
 CHECKPOINT_BYTES = 256 * 1024 * 1024
@@ -123,13 +123,6 @@ class Merge:
                 os.replace(self._folder / name, path)
         sync_folder(paths.manifest.parent)
 
-    def _check(self, result: ShardResult, ending: str, size: int, checksum: int) -> None:
-        """Raise RunError if size or CRC-32 are not those that were written; the shard counts as unfinished then."""
-        if [size, checksum] != [*result.files[ending]]:
-            shard_path(self._folder, result.name, "json").unlink(missing_ok=True)
-            rule = f"the shard {result.name} on the disk differs from what was written, as after a power cut"
-            raise RunError(f"{rule}; it is removed. The same command makes it again")
-
     def _lengths(self, number: int) -> NDArray[np.int32]:
         """int32[documents, 2] of (ids, bytes of text) in a shard."""
         result = self._results[number]
@@ -137,7 +130,7 @@ class Merge:
             content = shard_path(self._folder, result.name, "lengths").read_bytes()
         except FileNotFoundError:
             content = shard_path(self._folder, result.name, COPIED).read_bytes()
-        self._check(result, "lengths", len(content), zlib.crc32(content))
+        check_shard(self._folder, result, "lengths", len(content), zlib.crc32(content))
         return np.frombuffer(content, np.int32).reshape(-1, 2)
 
     def _in_valid(self, number: int) -> NDArray[np.bool_]:
@@ -199,7 +192,7 @@ class Merge:
                     places[split] += len(chunk)
                     left -= len(chunk)
                 split = 1 - split
-            self._check(result, "bin", ids.tell(), checksum)
+            check_shard(self._folder, result, "bin", ids.tell(), checksum)
         for split, chosen in enumerate((~in_valid, in_valid)):
             document, first_id, _ = self._starts[number][split]
             for entries, place in index_part(self._totals[split][0], document, first_id, lengths[chosen], width):

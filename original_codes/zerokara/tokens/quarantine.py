@@ -14,6 +14,7 @@ The quarantine lists every line that makes no document, one JSON object a line: 
 """
 
 import math
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -30,7 +31,7 @@ from zerokara.config.data import DataSettings
 from zerokara.corpus.documents import HARMLESS
 from zerokara.corpus.read import Block, Range
 from zerokara.tokens.indexed import TokenPaths
-from zerokara.tokens.shards import RangeResult, ShardResult, ShardTask, shard_path
+from zerokara.tokens.shards import RangeResult, ShardResult, ShardTask, check_shard, shard_path
 
 NAMED_FILES = 5
 """Damaged files named in the summary and in an error; the manifest names all."""
@@ -121,13 +122,14 @@ def write_quarantine(tasks: Sequence[ShardTask], results: Mapping[str, ShardResu
                     lines_before, last_name = 0, range_.file.name
                 starts.append(lines_before)
                 lines_before += held.lines
-            with open(shard_path(folder, task.name, "bad"), "rb") as bad_lines:
-                for line in bad_lines:
-                    values = orjson.loads(line)
-                    number = values.pop("range")
-                    values["line"] += starts[number]
-                    placed = {"file": task.ranges[number].file.name, **values}
-                    file.write(orjson.dumps(placed, option=orjson.OPT_APPEND_NEWLINE))
+            content = shard_path(folder, task.name, "bad").read_bytes()
+            check_shard(folder, results[task.name], "bad", len(content), zlib.crc32(content))
+            for line in content.splitlines():
+                values = orjson.loads(line)
+                number = values.pop("range")
+                values["line"] += starts[number]
+                placed = {"file": task.ranges[number].file.name, **values}
+                file.write(orjson.dumps(placed, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def check_bad_fraction(config: DataSettings, tally: SourceTally, paths: TokenPaths) -> None:

@@ -100,6 +100,14 @@ def shard_path(folder: Path, name: str, ending: str) -> Path:
     return folder / f"{name}.{ending}"
 
 
+def check_shard(folder: Path, result: ShardResult, ending: str, size: int, checksum: int) -> None:
+    """Raise RunError if size or CRC-32 are not those that were written; the shard counts as unfinished then."""
+    if [size, checksum] != [*result.files[ending]]:
+        shard_path(folder, result.name, "json").unlink(missing_ok=True)
+        rule = f"the shard {result.name} on the disk differs from what was written, as after a power cut"
+        raise RunError(f"{rule}; it is removed. The same command makes it again")
+
+
 def unfinished_path(path: Path) -> Path:
     """Name of a file while this process writes it; no other process uses it, on any machine."""
     return path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}{PARTIAL_SUFFIX}")

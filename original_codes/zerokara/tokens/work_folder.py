@@ -10,7 +10,6 @@ them. The merge compares their checksums.
 """
 
 import os
-import shutil
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from zerokara.base import file_lock
-from zerokara.base.durable import PARTIAL_SUFFIX, made_folder, write_json
+from zerokara.base.durable import PARTIAL_SUFFIX, made_folder, remove_folder, write_json
 from zerokara.base.errors import Fault, UserError
 from zerokara.base.progress import Progress, bytes_text, log, plural
 from zerokara.tokens.indexed import TokenPaths, bin_path
@@ -88,14 +87,14 @@ def claimed(paths: TokenPaths, part: str = "") -> Iterator[Path]:
                 names = [paths.manifest, bin_path(paths.train), bin_path(paths.valid)]
                 has_manifest, *has_tokens = (path.exists() for path in names)
                 if not any(folder.glob("*-*.json")) and (has_manifest or not any(has_tokens)):
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_folder(folder)
 
 
 def discard(paths: TokenPaths) -> None:
     """Remove the folder, unless another run is using it."""
     if paths.work_folder.is_dir():
         with suppress(UserError), claimed(paths) as folder:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
 
 
 def write_once(path: Path, content: Any) -> Any:
@@ -134,7 +133,7 @@ def settle(
     if differing or not earlier:
         if records:
             log(f"  starting over, not from what an earlier run has finished: {'; '.join(differing)}")
-        shutil.rmtree(folder)
+        remove_folder(folder)
         folder.mkdir()
         write_json(folder / SHARD_PLAN_NAME, wanted)
         return wanted, {}

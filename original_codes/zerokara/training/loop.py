@@ -31,7 +31,6 @@ from zerokara.training.sample_texts import Sampler
 from zerokara.training.saving import Saver
 from zerokara.training.validation import Validation, of_loss
 
-STOP_NAME = "STOP"
 """``touch STOP`` in the run folder asks for a stop, from any machine that sees it."""
 
 
@@ -51,10 +50,9 @@ class Trainer:
         config, self._stop_after = plan.resolved, stop_after
         self.stop = stop = StopRequest()
         self.processes = processes = join(plan)
-        self._folder_lock, self._stop_path = contextlib.ExitStack(), plan.run_dir / STOP_NAME
+        self._folder_lock, self._stop_path = contextlib.ExitStack(), plan.run_dir / run_folder.STOP_NAME
         if processes.leads:
             self._folder_lock.enter_context(run_folder.training_lock(plan.run_dir))
-            self._stop_path.unlink(missing_ok=True)  # one that is there was meant for an earlier start
             stop.reasons.append(lambda: f"the file {self._stop_path}" if self._stop_path.exists() else "")
         self.run = run = open_run(plan, processes, newest_checkpoint(plan, processes))
         self.state = run.state

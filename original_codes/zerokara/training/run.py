@@ -29,7 +29,7 @@ from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch
 from zerokara.training.compute import engine_choice, optimizer_rules
 from zerokara.training.compute.engine import Engine, load_state
-from zerokara.training.planning.earlier_run import INIT_FACT, weights_id
+from zerokara.training.planning.earlier_run import INIT_FACT, TEACHERS_FACT, weights_id
 from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes import joining
 from zerokara.training.processes.joining import Processes
@@ -234,9 +234,10 @@ def _comparable(plan: RunPlan, state: TrainingState, log: Callable[[str], None])
     metric = metric if metric == "loss" else f"{metric} of {answers[0]} answers of {answers[1]} tokens"
     now = {
         "teachers": [*config.teachers, config.teacher_weight] if config.teachers else [],
+        TEACHERS_FACT: [*map(weights_id, config.teachers)],
         checkpoint.VALID_FACT: f"{metric}, {config.eval_tokens} tokens of {plan.data.valid_sha256}",
     }
-    if facts.get("teachers", now["teachers"]) != now["teachers"]:
+    if any(facts.get(name, now[name]) != now[name] for name in ("teachers", TEACHERS_FACT)):
         state = replace(state, recent_losses=())
     if facts.get(checkpoint.VALID_FACT, now[checkpoint.VALID_FACT]) != now[checkpoint.VALID_FACT]:
         log("validation has another text or another metric than before: the best checkpoint is chosen from here on")

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from zerokara.base.durable import write_json
 from zerokara.base.errors import RunError, guarded
-from zerokara.base.progress import bytes_text, count_text, seconds_text
+from zerokara.base.progress import bytes_text, count_text, logging_in_background, seconds_text
 from zerokara.base.resources import end_with_parent
 from zerokara.model import compilation
 from zerokara.training.guards import StepGuard
@@ -75,7 +75,8 @@ def main(arguments: Sequence[str], task: RunTask = PRETRAINING, work: Mapping[st
             plan = plan.with_settings(micro_batch_size=math.gcd(plan.resolved.micro_batch, share))
         forecast = plan.memory
         try:
-            work[name](plan, *others)
+            with logging_in_background():
+                work[name](plan, *others)
         except (RuntimeError, MemoryError) as error:
             code, text = _explained(error, forecast)
             if not code:
@@ -101,6 +102,11 @@ def _explained(error: RuntimeError | MemoryError, forecast: MemoryForecast) -> t
             f"out of memory in process {rank} of {forecast.num_processes}, at micro_batch_size "
             f"{forecast.config.micro_batch}. At its start: {pools}. {forecast.remedy()[1]}. No checkpoint was touched: "
             f"with such a setting the next start resumes. (The system's message: {reason})"
+        )
+    if "Too many open files" in message:
+        return (
+            RunError.exit_code,
+            f"process {rank} may not open more files: raise the limit (ulimit -n 65536): {reason}",
         )
     if isinstance(error, torch.distributed.DistError) or any(mark in message for mark in _GLOO):
         return supervision.LOST_CONNECTION, (

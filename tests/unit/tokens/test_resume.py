@@ -95,13 +95,16 @@ def test_other_input_starts_over_and_says_so(
     assert "starting over" in message and (was in message or change != "time")
 
 
-@pytest.mark.parametrize("damage", ["cut off", "a byte changed", "gone", "no mark"])
+@pytest.mark.parametrize("damage", ["cut off", "a byte changed", "gone", "no mark", "bad lines lost"])
 def test_a_damaged_shard_is_made_again(make_config: MakeConfig, expected: dict[str, bytes], damage: str) -> None:
     config = make_config()
-    _stop(config, 3)
+    _stop(config, 30 if damage == "bad lines lost" else 3)
     folder = TokenPaths(config.output_prefix).work_folder
     assert not list(folder.glob("*.partial"))
     shard = sorted(folder.glob("*.bin"))[1]
+    if damage == "bad lines lost":
+        shard = next(path for path in folder.glob("*.bad") if path.stat().st_size)
+        shard.write_bytes(bytes(shard.stat().st_size))
     content = bytearray(shard.read_bytes())
     content[100] ^= damage == "a byte changed"  # which the merge finds
     shard.write_bytes(content[:-2] if damage == "cut off" else content)
@@ -109,10 +112,10 @@ def test_a_damaged_shard_is_made_again(make_config: MakeConfig, expected: dict[s
         shard.unlink()
     if damage == "no mark":
         shard.with_suffix(".json").write_text("{", encoding="utf-8")
-    if damage == "a byte changed":
+    if damage in ("a byte changed", "bad lines lost"):
         with pytest.raises(RunError, match=f"{shard.stem} on the disk differs .* The same command makes it again"):
             _encode(config)
-    assert _encode(config).resumed_shards == 2 or damage == "a byte changed"
+    assert _encode(config).resumed_shards == 2 or damage in ("a byte changed", "bad lines lost")
     assert finished(config) == expected
 
 

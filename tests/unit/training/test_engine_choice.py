@@ -26,7 +26,7 @@ def test_the_plan_names_the_engine() -> None:
 
 def test_what_crosses_machines_is_said() -> None:
     _, hierarchical = plan_lines(3, 16, {"zero_optimization": {HIERARCHY_KEY: 8}})
-    assert "each 8 ranks" in hierarchical and f"{HIERARCHY_KEY}: 1" in hierarchical
+    assert "every 8 ranks" in hierarchical and f"{HIERARCHY_KEY}: 1" in hierarchical
 
 
 def test_over_machines_sums_overlap_and_stage_3_is_hierarchical() -> None:

@@ -68,7 +68,7 @@ def test_a_request_to_stop_is_forwarded(
         assert [process.wait(30) for process in processes] == [7, 7, -signal.SIGTERM]
     assert forwarding.requested
     output = capfd.readouterr()
-    assert "end of this step" in output.out and "KeyboardInterrupt" not in output.err
+    assert "saves after this step" in output.out and "KeyboardInterrupt" not in output.err
 
 
 def test_it_is_forwarded_though_nobody_reads_the_output(

@@ -310,3 +310,33 @@ def test_another_model_to_start_from_is_told_and_ends_no_run_that_has_begun(plan
     assert "whose weights are others" in changes(plan)["init_from"][1]
     base.unlink()
     assert changes(plan) == {}, "it was read long ago"
+
+
+def test_a_teacher_with_other_weights_is_told(plan_of: Plan, tmp_path: Path) -> None:
+    weights = tmp_path / "teacher" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"first")
+    plan = plan_of(f"teachers=[{weights.parent}]")
+    run_folder.claim(plan)
+    saved(plan.run_dir, 1, facts={earlier_run.TEACHERS_FACT: [earlier_run.weights_id(str(weights.parent))]})
+    assert changes(plan) == {}
+    weights.write_bytes(b"other")
+    assert f"the weights of {weights.parent} are others" in changes(plan)["teachers"][1]
+    weights.unlink()
+    assert changes(plan) == {}, "of a run that has ended nobody asks for them"
+
+
+def test_only_a_stop_file_of_an_earlier_start_is_deleted(plan_of: Plan) -> None:
+    """One that comes while the processes start is obeyed."""
+    config = plan_of().requested
+    stop = begin(plan_of()) / "STOP"
+    stop.touch()
+    with run_folder.command_lock(config):
+        assert not stop.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"global_step9\n"])
+def test_a_damaged_name_of_the_best_checkpoint_is_none(tmp_path: Path, content: bytes) -> None:
+    saved(tmp_path, 1)
+    (tmp_path / "best").write_bytes(content)
+    assert run_folder.checkpoint.best(tmp_path) is None

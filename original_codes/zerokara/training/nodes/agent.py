@@ -273,8 +273,9 @@ def run(plan: RunPlan, arguments: Sequence[str], is_forked: bool, rendezvous: Re
     if text:
         print(text, file=sys.stderr)
     handler.shutdown()
-    # A run that was asked to stop, and could not save, has failed.
-    return INTERRUPTED if agent.forwarding.requested and code != RunError.exit_code else code
+    # A run that was asked to stop, and could not save, has failed; before the first step the signal itself may end it.
+    stopped = agent.forwarding.requested and code in (0, INTERRUPTED, -signal.SIGTERM, -signal.SIGINT)
+    return INTERRUPTED if stopped else code
 
 
 def _handler_among(rendezvous: Rendezvous) -> _Handler:

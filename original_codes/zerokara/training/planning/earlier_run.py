@@ -34,6 +34,8 @@ _KEY_NAMES = {
 """Entries of the identity that are no settings, as the user knows them."""
 INIT_FACT = "init_from_weights"
 """The fact of a run's state that is `weights_id` of the model that it began with."""
+TEACHERS_FACT = "teacher_weights"
+"""Those of the teachers of the last start."""
 _DERIVED = {"vocab_size", "raw_len", "input_len", "target_len"}  # reported only where nothing else differs
 # Settings whose change is not reported: the content of those files is compared, and step 2's own.
 _UNREPORTED = PLACES - {"deepspeed_template"} | {"num_workers"}
@@ -113,6 +115,10 @@ def resumption(plan: RunPlan, earlier: EarlierRun, resume_command: str) -> Resum
     began, base = earlier.state and earlier.state.facts.get(INIT_FACT), plan.requested.init_from
     if began and base and weights_id(base) not in ("", began):
         changed["init_from"] = before["init_from"], f"{base}, whose weights are others; a new run would begin with them"
+    taught = earlier.state.facts.get(TEACHERS_FACT, ()) if earlier.state and "teachers" not in changed else ()
+    pairs = zip(plan.requested.teachers, taught, strict=False)
+    if others := [teacher for teacher, weights in pairs if weights_id(teacher) not in ("", weights)]:
+        changed["teachers"] = before["teachers"], f"the weights of {', '.join(others)} are others"
     if earlier.ended_at is not None and plan.schedule.num_steps <= earlier.ended_at:
         # What the last start tried by --set was for that start.
         tried = {key for key in earlier.plan["origin"]["overridden"] if not plan.requested.typed(key)}

@@ -26,7 +26,7 @@ from zerokara.model.shapes import ModelShape
 from zerokara.training.planning.earlier_run import PLACES, WITHOUT_EFFECT, EarlierRun, identity_of
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 
-MANIFEST_NAME = "manifest.json"
+MANIFEST_NAME, STOP_NAME = "manifest.json", "STOP"
 LOCK_NAME, COMMAND_LOCK_NAME = LOCK_NAMES = "lock", "command.lock"
 LOCK_SECONDS = 60
 
@@ -69,6 +69,7 @@ def command_lock(config: TrainingSettings) -> Iterator[None]:
         if (run_dir / LOCK_NAME).exists():
             with training_lock(run_dir):
                 pass
+        (run_dir / STOP_NAME).unlink(missing_ok=True)  # one that is there was meant for an earlier start
         yield
 
 
