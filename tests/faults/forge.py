@@ -359,7 +359,7 @@ def _signal_at(patches: contextlib.ExitStack, number: int, where: str, at_step: 
         for engine in ENGINES:
             sending(engine, "accumulate", lambda: step() == at_step)
     elif where == "validation":
-        _patch(patches, validation, "BATCHES_BETWEEN_LOOKS", 2)
+        _patch(patches, validation, "BATCHES_BETWEEN_STOP_CHECKS", 2)
         sending(validation, "to_device", lambda: step() > 1)
     elif where == "sampling":
         sending(loop.Sampler, "__call__", lambda: step() > 1)

@@ -44,7 +44,7 @@ _FOUND = 0.995
 """Least probability that a pair at the threshold shares a band."""
 _LEAST_SHOWN, _NUM_SHOWN, _SHOWN_CHARACTERS = 20, 12, 100_000
 """Documents with a line that the report shows, where the rule is off; pairs and lines shown; characters of a text."""
-_SITE_LETTERS = 40
+_MIN_ROW_CHARACTERS = 40
 """Characters that a site repeats in a row, at least: more than "Chapter the First" and "The End", which books share."""
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 """Characters that count as two: in these scripts so many say as much."""
@@ -138,11 +138,11 @@ def pairs(plan: Plan, folder: Path, part: int, num_parts: int) -> None:
         chunk = candidates[start : start + _CHUNK]
         values, is_equal = compare(folder, *chunk.T)
         rows = np.column_stack([chunk, (is_equal & plan.config.exact_duplicates).astype(np.uint64)])
-        alike.append(rows[(values >= least_similarity(plan.config.near_duplicates)) | (rows[:, 2] > 0)])
+        alike.append(rows[(values >= min_similarity(plan.config.near_duplicates)) | (rows[:, 2] > 0)])
     save(folder, "pairs", part, np.concatenate(alike))
 
 
-def least_similarity(threshold: float) -> float:
+def min_similarity(threshold: float) -> float:
     """The least estimate that is taken: 1.5 standard errors below the threshold, so that few pairs at it are missed."""
     return threshold - 1.5 * float(np.sqrt(threshold * (1 - threshold) / NUM_VALUES)) if threshold else 2.0
 
@@ -167,7 +167,7 @@ def choose(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     all that stays.
     """
     originals, equal = dict[int, int](), bytearray()
-    alike, least = np.unique(joined(folder, "pairs"), axis=0), least_similarity(plan.config.near_duplicates)
+    alike, least = np.unique(joined(folder, "pairs"), axis=0), min_similarity(plan.config.near_duplicates)
     for copy, earlier, is_equal in alike[np.lexsort([1 - alike[:, 2], alike[:, 0]])].tolist():
         if copy not in originals:
             first = originals.get(earlier, earlier)
@@ -286,7 +286,7 @@ def own_lines(lines: Sequence[str], repeats: Callable[[int], bool]) -> tuple[int
         line = lines[filled[number]].strip()
         letters += len(line) + len(_UNSPACED.findall(line))
         if following < 0 or not repeats(pair_key(keys[number], keys[following])):
-            site.update(row if letters >= _SITE_LETTERS else ())
+            site.update(row if letters >= _MIN_ROW_CHARACTERS else ())
             row, letters = [], 0
     first, last = max(site & {*range(head)}, default=-1) + 1, min(site & {*range(tail, size)}, default=size)
     return [*filled, len(lines)][first] if first else 0, filled[last - 1] + 1 if last < size else len(lines)

@@ -114,7 +114,7 @@ class OptimSettings(Settings):
         return resolved(self.optimizer)
 
 
-_LEAST_STAGES = {"none": 0, "optimizer": 1, "all": 3}
+_MIN_ZERO_STAGE = {"none": 0, "optimizer": 1, "all": 3}
 """The lowest ZeRO stage at which `offload` can work."""
 
 
@@ -177,13 +177,13 @@ class MachineSettings(Settings):
     @property
     def stage(self) -> int:
         """The ZeRO stage; until `auto` is resolved, the lowest one that can work."""
-        return max(1, _LEAST_STAGES[self.offload] if self.zero_stage == "auto" else self.zero_stage)
+        return max(1, _MIN_ZERO_STAGE[self.offload] if self.zero_stage == "auto" else self.zero_stage)
 
     def rules(self) -> Iterator[Fault]:
         if self.precision == "fp8" and self.tensor_parallel_size > 1:
             rule = "needs tensor_parallel_size 1: a process multiplies whole matrices in float8"
             yield self.fault("precision", rule, "set one of the two", ["tensor_parallel_size"])
-        least = _LEAST_STAGES[self.offload]
+        least = _MIN_ZERO_STAGE[self.offload]
         if self.zero_stage != "auto" and self.zero_stage < least:
             rule = f"needs zero_stage {least} or more; it is {self.zero_stage}"
             yield self.fault("offload", rule, f"set zero_stage: {least}, or offload: none", ["zero_stage"])

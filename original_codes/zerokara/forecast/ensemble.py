@@ -42,14 +42,14 @@ def check(number: int | None, config: PretrainConfig) -> None:
         raise UserError(Fault("--models", rule, value=number, remedy="leave it out for one model"))
 
 
-def runs_of(number: int) -> float:
+def relative_time(number: int) -> float:
     """Return the time of `number` teachers, or none, and their student, in units of one teacher's run."""
-    return number + 1 + number * recipe.READING
+    return number + 1 + number * recipe.TEACHER_SHARE
 
 
-def fitting(hours: float, hours_of_one: float) -> int:
+def num_teachers_that_fit(hours: float, hours_of_one: float) -> int:
     """Return for how many teachers, and their student, there is time; 0 if for none."""
-    return max((number for number in range(1, MOST + 1) if runs_of(number) * hours_of_one <= hours), default=0)
+    return max((number for number in range(1, MOST + 1) if relative_time(number) * hours_of_one <= hours), default=0)
 
 
 def folder_of(config: PretrainConfig, number: int) -> Path:

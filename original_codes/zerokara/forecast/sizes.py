@@ -36,7 +36,7 @@ LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys(
 )
 REPETITIONS_WORTH = 15.4  # R*
 RULE_OF_THUMB = 20  # tokens per parameter where nothing better is known (Hoffmann et al., 2022)
-OFTEN, ENOUGH = 12, 2.5  # a run of 12 epochs or more needs 2.5 tokens per parameter (docs/recipe.md)
+MANY_EPOCHS, TOKENS_PER_PARAMETER_THEN = 12, 2.5  # a run of 12 epochs or more needs 2.5 (docs/recipe.md)
 VALIDATION_COST = 2 / 3  # of a training token: no backward pass, but windows that overlap by half
 MIN_TOKENS_PER_PARAMETER = 0.2  # sizes with fewer are not shown
 GOOD_ENOUGH = 1.005  # ratio to the fewest bits per byte, up to which a smaller model is taken: it is cheaper to use
@@ -209,7 +209,7 @@ def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
     fitting = [size for size in candidates if size.is_sensible] or [size for size in candidates if size.fits][:1]
     values = {size.name: size.prediction.value for size in fitting if size.prediction}
     if not values:  # the largest with tokens enough for each parameter, or else the smallest
-        rules = [ENOUGH if size.epochs >= OFTEN else RULE_OF_THUMB for size in fitting]
+        rules = [TOKENS_PER_PARAMETER_THEN if size.epochs >= MANY_EPOCHS else RULE_OF_THUMB for size in fitting]
         ample = [size for size, rule in zip(fitting, rules, strict=True) if size.tokens_per_parameter >= rule]
         return (ample[-1] if ample else fitting[0]) if fitting else None
     best = min(values.values())

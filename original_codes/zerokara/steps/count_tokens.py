@@ -19,7 +19,7 @@ def count_tokens(config: PretrainConfig, options: command.Options) -> None:
     """Print the table; with --write, set `train_tokens` in the configuration file."""
     (train, valid), lengths = open_splits(config.output_prefix), config.lengths
     paths = TokenPaths(config.output_prefix)
-    earlier = run_folder.look(config)
+    earlier = run_folder.read_earlier(config)
     plan = run_plan.make_plan(config, initial_settings=earlier.initial_settings if earlier else None)
     course, epoch_tokens = plan.schedule, lengths.samples_in(len(train.tokens)) * lengths.raw
     by_epochs = plan.requested.model_copy(update={"train_tokens": "auto"})

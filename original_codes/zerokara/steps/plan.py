@@ -78,7 +78,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     runs = small.results(there[-1])
     law = fit.fit(runs) if len(runs) >= fit.NUM_RUNS else None
     most_tokens = min(options.tokens or math.inf, training.tokens_of(config.max_epochs_per_source))
-    limits = (options.hours or math.inf) / ensemble.runs_of(options.models or 0), most_tokens
+    limits = (options.hours or math.inf) / ensemble.relative_time(options.models or 0), most_tokens
     candidates, predict = [], law.predict if law else None
     for name in SIZES:
         with contextlib.suppress(UserError):  # a size that cannot have the settings of the configuration
@@ -132,11 +132,11 @@ def _check_length(config: PretrainConfig, options: command.Options) -> None:
 
 def _rows_of_several(options: command.Options, config: PretrainConfig, chosen: Candidate) -> Iterator[tuple[str, str]]:
     """Yield what several models take together, where they are asked for, or one cannot use the hours."""
-    number = options.models or ensemble.fitting(options.hours or 0.0, chosen.hours)
+    number = options.models or ensemble.num_teachers_that_fit(options.hours or 0.0, chosen.hours)
     reads_little = chosen.epochs <= ensemble.MIN_EPOCHS
     if not options.models and (not number or reads_little or not ensemble.is_possible(config)):
         return
-    seconds = seconds_text(3600 * chosen.hours * ensemble.runs_of(number))
+    seconds = seconds_text(3600 * chosen.hours * ensemble.relative_time(number))
     takes = f"{plural(number, 'model')} of other seeds and one that learns from them, about {seconds} together"
     if options.models:
         yield "models", takes

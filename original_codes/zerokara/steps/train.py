@@ -44,7 +44,7 @@ def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = r
             stack.enter_context(_reported_to_first(machines))
         if trains and machines.is_first:  # another machine may share the first one's folder, which is locked there
             stack.enter_context(run_folder.command_lock(config))
-        earlier = run_folder.look(config)
+        earlier = run_folder.read_earlier(config)
         initial = earlier.initial_settings if earlier and not options.redo else None
         plan = run_plan.make_plan(config, initial_settings=initial, nodes=machines.number, task=task)
         if options.evaluate is not None:

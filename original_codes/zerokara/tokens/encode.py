@@ -95,7 +95,7 @@ def encode_corpus(
     )
     is_alone = stage == "all" or (stage == "merge" and part == WHOLE)
     with _foreseen_errors(paths), work_folder.claimed(paths, "" if is_alone else f"{stage}-{part}") as folder:
-        plan, finished = work_folder.settle(folder, wanted, merge.copied(folder), is_shared=stage != "all")
+        plan, finished = work_folder.reconcile(folder, wanted, merge.copied(folder), is_shared=stage != "all")
         started, results = time.monotonic(), finished
         if stage != "merge":
             job = Job(choice.encoder, folder, config.text_field, config.txt_document, stage == "encode")

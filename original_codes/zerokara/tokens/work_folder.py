@@ -111,7 +111,7 @@ def write_once(path: Path, content: Any) -> Any:
     return orjson.loads(path.read_bytes())
 
 
-def settle(
+def reconcile(
     folder: Path, wanted: ShardPlan, copied: Collection[str], is_shared: bool
 ) -> tuple[ShardPlan, dict[str, ShardResult]]:
     """Return the plan to follow and the finished shards by name: those of earlier runs if this one continues them.

@@ -176,7 +176,7 @@ def _newest_at_end(plan: RunPlan, code: int, commands: Commands) -> Path:
     if newest and state and state.step >= plan.schedule.num_steps:
         return newest
     # A limit or the file STOP ended the run early; what comes after this step must not run.
-    if state and schedule.hours_are_used_up(plan.requested, state.seconds):
+    if state and schedule.has_reached_max_hours(plan.requested, state.seconds):
         raise Stopped(f"max_hours is reached: {schedule.RAISE}; or take what is there: {commands.convert}")
     raise Stopped(f"to resume: {commands.resume}")
 

@@ -23,7 +23,7 @@ from zerokara.training.guards import DivergenceCheck, MustEnd, StepGuard, StepRe
 from zerokara.training.logbook import Logbook
 from zerokara.training.planning import run_folder
 from zerokara.training.planning.run_plan import RunPlan
-from zerokara.training.planning.schedule import RAISE, hours_are_used_up
+from zerokara.training.planning.schedule import RAISE, has_reached_max_hours
 from zerokara.training.processes.joining import Processes, join
 from zerokara.training.processes.supervision import StopRequest
 from zerokara.training.run import StepBatches, newest_checkpoint, open_run, state_of
@@ -62,7 +62,7 @@ class Trainer:
         self.logbook = Logbook(plan, run.samples, run.state, processes)
         if processes.is_first:
             limit = f"max_hours = {config.max_hours} ({RAISE})"
-            stop.reasons.append(lambda: limit if hours_are_used_up(config, self.logbook.seconds) else "")
+            stop.reasons.append(lambda: limit if has_reached_max_hours(config, self.logbook.seconds) else "")
         self.validations = validations(plan, processes)
         self.sampler: Sampler | None = None
         if config.sample_prompts:

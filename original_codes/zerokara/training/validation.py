@@ -25,7 +25,7 @@ from zerokara.training.planning.run_plan import RunPlan
 from zerokara.training.processes.joining import Processes, join
 from zerokara.training.run import build_model, to_device
 
-BATCHES_BETWEEN_LOOKS = 16
+BATCHES_BETWEEN_STOP_CHECKS = 16
 """Micro batches between two checks for a stop request: rare enough to cost nothing, and the request is seen soon."""
 NUM_KINDS = 4
 TEXT, END, SENTINEL, UNKNOWN = range(NUM_KINDS)
@@ -86,7 +86,7 @@ class LossValidation:
         with torch.no_grad():
             batches = self._tokens.batches(self._micro_batch_size, parallel.data_rank(), parallel.data_size())
             for number, (part, batch) in enumerate(batches, 1):
-                if give_up is not None and number % BATCHES_BETWEEN_LOOKS == 0 and give_up():
+                if give_up is not None and number % BATCHES_BETWEEN_STOP_CHECKS == 0 and give_up():
                     module.train()
                     return None
                 inputs, labels_BT, mask_BT, *others = to_device(batch, self._device)

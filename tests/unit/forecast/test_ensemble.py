@@ -6,19 +6,19 @@ import pytest
 
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.forecast.ensemble import MOST, fitting, folder_of, runs_of, write
+from zerokara.forecast.ensemble import MOST, folder_of, num_teachers_that_fit, relative_time, write
 
 
 @pytest.mark.parametrize(
     ("hours", "number"), [(2.3, 0), (2.5, 1), (3.7, 1), (3.9, 2), (5.1, 2), (5.3, 3), (1000.0, MOST)]
 )
 def test_as_many_as_there_is_time_for(hours: float, number: int) -> None:
-    assert fitting(hours, hours_of_one=1.0) == number
-    assert fitting(10 * hours, hours_of_one=10.0) == number
+    assert num_teachers_that_fit(hours, hours_of_one=1.0) == number
+    assert num_teachers_that_fit(10 * hours, hours_of_one=10.0) == number
 
 
 def test_a_student_reads_with_its_teachers() -> None:
-    assert runs_of(3) == pytest.approx(3 + 1 + 1.2)
+    assert relative_time(3) == pytest.approx(3 + 1 + 1.2)
 
 
 def test_teachers_in_the_file_do_not_teach_the_teachers(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class Starts:
         path = self.path / config
         path.write_text("".join(f"{key}: {value}\n" for key, value in self.settings.items()), encoding="utf-8")
         requested = load(PretrainConfig, path, typed)
-        earlier = run_folder.look(requested)
+        earlier = run_folder.read_earlier(requested)
         plan = make_plan(requested, initial_settings=earlier.initial_settings if earlier else None)
         if earlier:
             self.resumption = earlier_run.resumption(plan, earlier, "bash 3.sh")

@@ -144,11 +144,11 @@ def test_a_plan_has_numbers_whatever_the_processes(planned: Callable[..., RunPla
 
 def test_a_run_keeps_what_it_began_with(planned: Callable[..., RunPlan]) -> None:
     first = planned()
-    assert run_folder.look(first.requested) is None
+    assert run_folder.read_earlier(first.requested) is None
     run_folder.claim(first)
-    assert run_folder.look(first.requested) is None  # nothing is saved yet: the next start begins
+    assert run_folder.read_earlier(first.requested) is None  # nothing is saved yet: the next start begins
     checkpoint.folder_of(first.run_dir, 1).mkdir()
-    earlier = run_folder.look(first.requested)
+    earlier = run_folder.read_earlier(first.requested)
     initial = earlier.initial_settings
     longer = planned("train_tokens=400000000")
     assert longer.resolved.global_batch_size != first.resolved.global_batch_size
@@ -163,7 +163,7 @@ def test_a_run_keeps_what_it_began_with(planned: Callable[..., RunPlan]) -> None
     written = planned("lr=0.001", initial_settings=initial)
     assert written.resolved.lr == 0.001 and written.resolved.weight_decay == first.resolved.weight_decay
     run_folder.claim(written)  # what was tried for one start is not kept
-    back = planned(initial_settings=run_folder.look(first.requested).initial_settings)
+    back = planned(initial_settings=run_folder.read_earlier(first.requested).initial_settings)
     assert back.resolved.lr == first.resolved.lr and back.reasons["lr"] == "as the run began"
 
 
@@ -210,7 +210,9 @@ def test_the_rules_for_examples_by_hand(examples: tuple[int, int, int], batch: i
 def test_labels_are_no_texts_however_many_tokens_they_have() -> None:
     labels, texts = (for_examples(59, 499, 6, are_labels=each)[0] for each in (True, False))
     assert labels.lr == pytest.approx(5e-4 * (59 / 200) ** 0.15, rel=0.03)
-    assert texts.lr == pytest.approx(recipe.LEAST_LR, rel=0.03), "the model has a little more than a million parameters"
+    assert texts.lr == pytest.approx(recipe.MIN_FINETUNE_LR, rel=0.03), (
+        "the model has a little more than a million parameters"
+    )
 
 
 def test_what_the_user_writes_and_what_the_run_began_with_stands_for_examples() -> None:

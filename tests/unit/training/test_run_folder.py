@@ -41,7 +41,7 @@ def begin(plan: RunPlan) -> Path:
 
 def changes(plan: RunPlan) -> Mapping[str, tuple[Any, Any]]:
     """Check that a plan goes on with the run in its folder, and return the settings that have changed."""
-    earlier = run_folder.look(plan.requested)
+    earlier = run_folder.read_earlier(plan.requested)
     if earlier is None:
         return {}
     resumption = earlier_run.resumption(plan, earlier, "bash 3.sh")
@@ -57,7 +57,7 @@ def assert_another_run(plan: RunPlan, *facts: str) -> None:
 
 def redo(plan: RunPlan) -> list[str]:
     """Check that the run in a plan's folder may be set aside, and return what is told of it."""
-    earlier = run_folder.look(plan.requested)
+    earlier = run_folder.read_earlier(plan.requested)
     refuse(earlier_run.redo_faults(plan) if earlier else [])
     return launching.redo_notes(plan, earlier) if earlier else []
 
@@ -126,7 +126,7 @@ def test_a_start_that_was_aborted_before_its_first_checkpoint_blocks_nothing(pla
 
 def test_differences_are_told_by_the_keys_of_the_yaml(plan_of: Plan) -> None:
     begin(plan := plan_of())
-    (earlier,) = filter(None, [run_folder.look(plan.requested)])
+    (earlier,) = filter(None, [run_folder.read_earlier(plan.requested)])
     was = {"curriculum": None, **dict.fromkeys(earlier_run.identity_of(plan), "another"), "seq_len": 1}
     (fault,) = earlier_run.resume_faults(plan, replace(earlier, identity=was))
     keys = [words.split()[0].rstrip(",") for words in fault.rule.partition(": ")[2].split("; ")]

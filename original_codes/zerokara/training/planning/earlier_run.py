@@ -1,7 +1,7 @@
 """What earlier starts of a run tell, and whether a plan goes on with it: as the same run, and with which changes.
 
 A run stays the same while its identity does: model shape, data, tokenizer and the order of the samples. Nothing here
-prints or reads the run: `run_folder.look` reads, `launching` shows and refuses.
+prints or reads the run: `run_folder.read_earlier` reads, `launching` shows and refuses.
 """
 
 import shlex
@@ -15,7 +15,7 @@ from zerokara.base.errors import Fault
 from zerokara.checkpoint import TrainingState
 from zerokara.config.engine import MonitoringSettings
 from zerokara.config.writing import overrides
-from zerokara.training.planning.run_plan import DECISIVE, RunPlan
+from zerokara.training.planning.run_plan import LENGTH_AND_RATE, RunPlan
 
 PLACES = frozenset({
     "output_model_dir", "input_jsonl", "input_tokenizer_file", "output_prefix", "deepspeed_template", "train_data",
@@ -164,11 +164,11 @@ def _forgotten_faults(plan: RunPlan, earlier: EarlierRun, resume_command: str) -
     last, was = earlier.plan["origin"], earlier.plan["requested"]
     # A change in the same file is intended. A difference between two files is not: --config may have been forgotten.
     values, tried = last.get("values", origin.values), {*last["overridden"]}
-    in_file = {key for key in DECISIVE if key in was and values.get(key) != origin.values.get(key)}
+    in_file = {key for key in LENGTH_AND_RATE if key in was and values.get(key) != origin.values.get(key)}
     forgotten = tried - in_file if last["path"] == origin.path else tried | in_file
     now = config.model_dump(mode="json")
     lost = [key for key in was if key in forgotten and not config.typed(key) and was[key] != now.get(key)]
-    deciding = [key for key in lost if key in DECISIVE]
+    deciding = [key for key in lost if key in LENGTH_AND_RATE]
     if not deciding:
         return
     now |= dict.fromkeys(plan.reasons, "auto")

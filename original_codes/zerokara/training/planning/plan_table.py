@@ -24,7 +24,7 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
         samples += f"{lengths.input} tokens, decoder target {lengths.target} tokens"
     yield "model", f"{config.architecture}, {shape.size_text}, {samples}"
     if config.teachers:
-        size, slower = plan.memory.teachers, recipe.READING * plan.memory.teachers / shape.num_parameters()
+        size, slower = plan.memory.teachers, recipe.TEACHER_SHARE * plan.memory.teachers / shape.num_parameters()
         text = f"{plural(len(config.teachers), 'model')} of {count_text(size)} parameters together, weight"
         yield "teachers", f"{text} {config.teacher_weight:g}; a step takes about {1 + slower:.1f} times as long"
     training, train, valid = plan.data.training, plan.data.num_train_tokens, plan.data.num_valid_tokens

@@ -27,12 +27,12 @@ MIN_BATCH = 8
 MAX_ADAMW_LR = 4e-3
 """StepLaw was fitted from 215M parameters on; below some 10M it asks for rates at which AdamW is no longer stable."""
 MUON_LR, MUON_WIDTH, MUON_EXPONENT = 7.2e-3, 128, 0.75
-MUON_STEPS, MAX_FASTER = 200, 1.8
+MUON_STEPS, MAX_LR_FACTOR = 200, 1.8
 """The rate holds if a weight is averaged over at least `MUON_STEPS` steps. Below that it is multiplied by the square
-root of MUON_STEPS / steps, at most by `MAX_FASTER`."""
-READING = 0.4
+root of MUON_STEPS / steps, at most by `MAX_LR_FACTOR`."""
+TEACHER_SHARE = 0.4
 """Share of a step that a teacher of the same size takes, with its probabilities; 0.38 was measured of 1M on a CPU."""
-MUON_REACH, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
+LR_OVER_ONE_MINUS_MOMENTUM, MIN_MOMENTUM, MAX_MOMENTUM = 0.038, 0.88, 0.95
 """lr / (1 - momentum): how far a weight moves, in units of an update, while a gradient counts in Muon's momentum."""
 
 _ORDER = (
@@ -47,7 +47,7 @@ OF_EXAMPLES = ("global_batch_size", "epochs", "lr")
 MIN_STEPS, MAX_EPOCHS = 100, 40
 SHORT_ANSWER = 8
 """Learned tokens of an example: a longer answer that is no label is a text, and few texts are soon known by heart."""
-LEAST_LR = 1e-4
+MIN_FINETUNE_LR = 1e-4
 """The lowest rate that was best in the runs with few texts."""
 Examples = tuple[int, int, int, bool]
 """Training examples, their learned tokens, the sequences that hold them, and whether the answers are labels."""
@@ -105,7 +105,7 @@ def _rule_for_examples(key: str, config: TrainingSettings, shape: ModelShape, ex
         return float(f"{epochs:.2g}"), f"2 to {most}, fewer for more examples, in at least {MIN_STEPS} steps"
     if config.optimizer == "adafactor":
         return 1e-3, "relative to the weights, as T5"
-    of_texts = min(4e-3, max(LEAST_LR, 6e-4 * (learned / 6e4) ** 0.9))
+    of_texts = min(4e-3, max(MIN_FINETUNE_LR, 6e-4 * (learned / 6e4) ** 0.9))
     value = min(1e-3, 5e-4 * (count / 200) ** 0.15) if is_short else of_texts
     value *= min(1.0, 1e6 / shape.num_parameters()) ** 0.5
     answers = "labels or short answers" if is_short else f"{learned:,} learned tokens"
@@ -169,7 +169,7 @@ def _rule(
         value, reason = 0.01, "relative to the weights, as T5"  # adafactor
         if optimizer == "muon":
             steps = share * num_steps
-            faster = 1.0 if config.init_from else min(MAX_FASTER, max(1.0, math.sqrt(MUON_STEPS / steps)))
+            faster = 1.0 if config.init_from else min(MAX_LR_FACTOR, max(1.0, math.sqrt(MUON_STEPS / steps)))
             value = MUON_LR * (MUON_WIDTH / shape.hidden_size) ** MUON_EXPONENT * faster
             reason = "falls with the hidden size for Muon"
             reason += f"; {faster:.1f} times that, as a weight is averaged over {steps:.0f} steps" if faster > 1 else ""
@@ -178,7 +178,7 @@ def _rule(
             reason = f"by parameters and tokens for AdamW, at most {MAX_ADAMW_LR:g}"
         return _rounded(value), reason
     if key == "muon_momentum":
-        value = min(MAX_MOMENTUM, max(MIN_MOMENTUM, round(1 - resolved(config.lr) / MUON_REACH, 2)))
+        value = min(MAX_MOMENTUM, max(MIN_MOMENTUM, round(1 - resolved(config.lr) / LR_OVER_ONE_MINUS_MOMENTUM, 2)))
         return value, "lower for larger steps, so that a gradient counts for fewer of them"
     if key == "warmup_steps":
         least, why = (10, "Muon") if optimizer == "muon" else (100, "AdamW's second moments")

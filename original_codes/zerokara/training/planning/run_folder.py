@@ -73,8 +73,8 @@ def command_lock(config: TrainingSettings) -> Iterator[None]:
         yield
 
 
-def look(config: TrainingSettings) -> EarlierRun | None:
-    """Look at the run folder; None where nothing was saved: a start without a checkpoint binds nobody.
+def read_earlier(config: TrainingSettings) -> EarlierRun | None:
+    """Read what the run folder holds; None where nothing was saved: a start without a checkpoint binds nobody.
 
     Raises:
         UserError: it holds foreign files, or settings that cannot be read.
@@ -104,7 +104,7 @@ def look(config: TrainingSettings) -> EarlierRun | None:
 
 
 def claim(plan: RunPlan, table: Sequence[tuple[str, str]] = ()) -> None:
-    """Make the run folder, or take the one of this run, which `look` has found; `table` is for a reader."""
+    """Make the run folder, or take the one of this run, which `read_earlier` has found; `table` is for a reader."""
     run_dir, config = plan.run_dir, plan.requested
     write_json(run_dir / IDENTITY_NAME, identity_of(plan))  # the first file: it tells whose the folder is
     files: dict[str, bytes | str] = {**plan.encoder.run_files, **plan.data.run_files}

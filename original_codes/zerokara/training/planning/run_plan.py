@@ -42,7 +42,7 @@ from zerokara.training.planning.schedule import Consumption, Schedule
 
 PLAN_NAME = "plan.json"
 """In a run folder: the plan of its newest start."""
-DECISIVE = {*ScheduleSettings.model_fields, *TeacherSettings.model_fields, "optimizer"} - {"output_model_dir"}
+LENGTH_AND_RATE = {*ScheduleSettings.model_fields, *TeacherSettings.model_fields, "optimizer"} - {"output_model_dir"}
 """Settings by which a run becomes longer or shorter, or learns at another rate or from other models; the rest are part
 of its identity."""
 _CHECKED_IDS = 1 << 20  # at the beginning, and at the end of the data
@@ -238,7 +238,7 @@ class RunPlan:
 
         `existing_checkpoints` and `trained_seconds` are those of earlier starts; `convert_command` converts the newest.
         """
-        if schedule.hours_are_used_up(self.requested, trained_seconds):
+        if schedule.has_reached_max_hours(self.requested, trained_seconds):
             rule = f"the run has been trained for {trained_seconds / 3600:.3g} hours already, its limit"
             remedy = f"{schedule.RAISE}; or take what is there: {convert_command}"
             yield self.requested.fault("max_hours", rule, remedy)
@@ -290,7 +290,7 @@ class RunPlan:
     def write(self, path: Path, table: Sequence[tuple[str, str]] = ()) -> None:
         """Write the plan to a file, as JSON: the settings, the hashes of its inputs, and its `table` for a reader."""
         origin = self.requested._origin
-        values = {key: value for key, value in origin.values.items() if key in DECISIVE}
+        values = {key: value for key, value in origin.values.items() if key in LENGTH_AND_RATE}
         content = {
             "resolved": self.resolved.model_dump(mode="json"),
             "requested": self.requested.model_dump(mode="json"),

@@ -151,7 +151,7 @@ def num_samples(
     return declared + (resolved(config.epochs) * samples_per_epoch if is_open else 0)
 
 
-def hours_are_used_up(config: ScheduleSettings, trained_seconds: float) -> bool:
+def has_reached_max_hours(config: ScheduleSettings, trained_seconds: float) -> bool:
     """Tell whether a run that was trained for so many seconds has had its `max_hours`."""
     return config.max_hours != "auto" and trained_seconds >= 3600 * config.max_hours
 
