@@ -92,8 +92,9 @@ def notes(encoder: Encoder) -> list[str]:
     if encoder.by_line:
         return []
     if isinstance(encoder, HuggingFaceEncoder):
-        end = encoder.pieces[encoder.eos_id]
-        return [f"Hugging Face: the library tokenizers encodes each document as a whole, and {end} ends it"]
+        start = f"{encoder.pieces[encoder.start_id]} begins it, " if encoder.start_id >= 0 else ""
+        end = f"{start}{encoder.pieces[encoder.eos_id]} ends it"
+        return [f"Hugging Face: the library tokenizers encodes each document as a whole; {end}"]
     prefix = ", with a space before it" if encoder.model.add_dummy_prefix else ""
     notes = [f"not made by step 1: the ids of a document are SentencePiece's for its whole text{prefix}"]
     if encoder.pad_id == encoder.unk_id:
