@@ -123,15 +123,22 @@ def recover(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder, and what an interrupted deletion has left of one with this name.
+    """Delete a folder, the content of one that is a link, or a file; and what an interrupted deletion has left of it.
 
-    It is renamed first: a part of it never stands under its name.
+    A folder is renamed first: a part of it never stands under its name.
     """
     going = path.with_name(path.name + DELETED_SUFFIX)
     shutil.rmtree(going, ignore_errors=True)
-    with suppress(FileNotFoundError):
-        os.rename(path, going)
-    shutil.rmtree(going, ignore_errors=True)
+    if path.is_symlink() and path.is_dir():
+        target = Path(os.path.realpath(path))
+        remove_folder(target)
+        target.mkdir()
+    elif path.is_dir():
+        with suppress(OSError):  # of a deletion that an NFS client has not ended, something may have that name
+            path = path.rename(going)
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def unused_name(path: Path, ending: str) -> Path:

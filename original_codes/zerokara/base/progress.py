@@ -37,12 +37,12 @@ _waiting: queue.Queue[str] | None = None
 
 def log(text: str) -> None:
     """Print a line at once. If the output goes to a file on a full disk, the line is lost, and nothing else."""
-    if _waiting is None:
+    if (waiting := _waiting) is None:
         with contextlib.suppress(OSError):
             print(plain(text), flush=True)
     else:
         with contextlib.suppress(queue.Full):
-            _waiting.put_nowait(text)
+            waiting.put_nowait(text)
 
 
 @contextlib.contextmanager
@@ -57,9 +57,11 @@ def logging_in_background() -> Iterator[None]:
 
     def print_all() -> None:
         while _waiting is waiting:
-            line = f"{plain(waiting.get())}\n".encode(sys.stdout.encoding, sys.stdout.errors or "strict")
-            with contextlib.suppress(OSError):
-                os.write(sys.stdout.fileno(), line)  # by `print` it would hold the lock that the end of a process takes
+            line = f"{plain(waiting.get())}\n"
+            with contextlib.suppress(Exception):  # there may be no output, or a full disk
+                rest = line.encode(sys.stdout.encoding, "backslashreplace")
+                while rest:  # not by `print`, which would hold a lock that the end of a process takes
+                    rest = rest[os.write(sys.stdout.fileno(), rest) :]
             waiting.task_done()
 
     threading.Thread(target=print_all, daemon=True).start()
@@ -110,15 +112,9 @@ Progress.set_lock(threading.RLock())  # tqdm's own is one of multiprocessing too
 def summary(title: str, rows: list[tuple[str, str]], next_command: str | None = None) -> None:
     """Print what a step has done, as aligned rows, the next command, and last the rows that are warnings."""
     width = max((len(name) for name, _ in rows), default=0)
-    print(f"\n{title}")
-    for name, value in rows:
-        if name != "warning":
-            print(plain(f"  {name:<{width}}  {value}"))
-    if next_command:
-        print(f"next: {next_command}")
-    for value in (value for name, value in rows if name == "warning"):
-        print(plain(f"warning: {value}"))
-    sys.stdout.flush()
+    lines = [f"\n{title}", *(f"  {name:<{width}}  {value}" for name, value in rows if name != "warning")]
+    lines += [f"next: {next_command}"] if next_command else []
+    log("\n".join([*lines, *(f"warning: {value}" for name, value in rows if name == "warning")]))
 
 
 def bytes_text(number: float) -> str:

@@ -5,6 +5,7 @@ A container or a Slurm job has less than the machine shows; Linux keeps these li
 """
 
 import ctypes
+import errno
 import multiprocessing
 import os
 import resource
@@ -108,17 +109,21 @@ def start_fork_server(modules: Sequence[str]) -> ForkServerContext:
     """Start multiprocessing's fork server, which imports these modules; those that are not installed it passes over."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*modules])
+    try:
+        context.Lock()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT):
+            raise
+        remedy = "make it larger, or writable (docker run --shm-size=1g; mount -o remount,rw,size=1g /dev/shm)"
+        raise UserError(Fault("/dev/shm", f"takes no semaphore: {error.strerror}", remedy=remedy)) from error
     # Ctrl-C reaches every process of a terminal's foreground group. It is meant for the step, which ends the others:
     # what is ignored here stays ignored in the server and in its workers.
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         forkserver.ensure_running()
-        context.Lock()
     except OSError as error:
-        if "AF_UNIX" not in str(error):  # of the lock: semaphores are files there
-            remedy = "make it larger, or writable (docker run --shm-size=1g; mount -o remount,rw,size=1g /dev/shm)"
-            raise UserError(Fault("/dev/shm", f"takes no semaphore: {error.strerror}", remedy=remedy)) from error
-        # A socket's path may have 107 bytes.
+        if "AF_UNIX" not in str(error):  # a socket's path may have 107 bytes
+            raise
         raise UserError(Fault("TMPDIR", "is too long", tempfile.gettempdir(), "set another: TMPDIR=/tmp")) from error
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -157,7 +157,7 @@ class ModelSettings(Settings):
     hidden_size: PositiveInt | Auto = 256
     """Hidden size (width), a multiple of num_attn_heads unless head_dim is given. `auto` follows model_size."""
     num_attn_heads: PositiveInt | Auto = 4
-    """Attention heads; `auto` follows model_size, or is hidden_size / 64 if hidden_size is a number."""
+    """Attention heads; `auto` follows model_size, or is one for each 64 of a hidden_size that is a number."""
     num_kv_heads: PositiveInt | Auto = "auto"
     """Key and value heads for grouped-query attention (GQA; not gpt2, not t5); `auto` is num_attn_heads: no GQA."""
     head_dim: PositiveInt | Auto = "auto"

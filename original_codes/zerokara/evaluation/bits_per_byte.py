@@ -38,6 +38,7 @@ from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import SEES_LATER_TOKENS, LoadedModel
 from zerokara.evaluation.results import PairedDifference, Row, Section
 from zerokara.evaluation.scoring import SMALL_SAMPLE, Measure, share
+from zerokara.publishing.exported_folder import begins_documents
 from zerokara.samples.batches import Window, stride_of, windows
 
 CACHE_FORMAT = 4
@@ -173,10 +174,10 @@ def windowing_of(model: LoadedModel, config: EvaluateConfig) -> Windowing | str:
     if model.is_encoder_decoder:
         return "not measured: an encoder-decoder predicts masked spans given the rest, which is another quantity"
     tokenizer = model.tokenizer
-    first = tokenizer("a")["input_ids"][:1]
+    (first, *_), (text, *_) = (tokenizer("a", add_special_tokens=adds)["input_ids"] for adds in (True, False))
     end = model.end_id
-    if tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]:
-        start, reason = tokenizer.bos_token_id, "bos, which the tokenizer puts before text"
+    if first not in (text, end) and begins_documents(model.folder):
+        start, reason = first, "bos, which the tokenizer puts before text"
     elif end is not None:
         start, reason = end, "end of the document before"
     elif tokenizer.bos_token_id is not None:

@@ -194,10 +194,12 @@ def candidate(
     """
     seconds, least = speed.seconds_of_token(shape), MIN_TOKENS_PER_PARAMETER * shape.num_parameters(padded=False)
     tokens = min(limits[0] * 3600 / seconds, limits[1])
-    for _ in range(2):  # the validations take their part of the hours
-        seen = outlook(name, max(tokens, least))  # the batch of fewer tokens may fit no processes
+    for _ in range(8):  # the validations take their part of the hours
+        seen, before = outlook(name, max(tokens, least)), tokens  # the batch of fewer tokens may fit no processes
         hours_of_token = seconds * (1 + seen.validation) / 3600
         tokens = min(limits[0] / hours_of_token, limits[1])
+        if abs(tokens - before) <= 0.01 * before:
+            break
     prediction = predict(effective_parameters(shape), fresh_worth(tokens, unique_tokens)) if predict else None
     epochs, hours = tokens / unique_tokens, tokens * hours_of_token
     return Candidate(name, shape, tokens, epochs, hours, prediction, *seen[:3])

@@ -38,6 +38,7 @@ def gather(source: "CheckpointSource", encoder: "Encoder", dtype: str) -> dict[s
     from zerokara.huggingface.families import FAMILIES
 
     shape, state, curve = source.shape, source.state, source.metrics()
+    logged = next((line["epoch"] for line in reversed(curve) if "epoch" in line), None)
     family, tuned = FAMILIES[shape.architecture], finetuning_facts.read(source.run_dir)
     if tuned and tuned.test and (source.averaged or tuned.test.checkpoint != source.folder.name):
         tuned = replace(tuned, test=None, baselines={})  # the test is one of other weights
@@ -61,7 +62,7 @@ def gather(source: "CheckpointSource", encoder: "Encoder", dtype: str) -> dict[s
             "teachers": [Path(each).name for each in source.config.teachers],
             "sequences": state.samples,
             "tokens": state.tokens,
-            "epochs": state.facts.get("epochs"),
+            "epochs": state.facts.get("epochs", logged),  # runs of an earlier version have logged lines alone
             "skipped_steps": state.skipped_steps,
             "seconds": round(state.seconds, 1),
             "precision": state.precision,
@@ -70,7 +71,7 @@ def gather(source: "CheckpointSource", encoder: "Encoder", dtype: str) -> dict[s
         },
         "finetuning": asdict(tuned) if tuned else None,
         "data": _data(source),
-        "tokenizer": {"vocab_size": encoder.vocab_size, "sha256": encoder.sha256},
+        "tokenizer": {"vocab_size": encoder.vocab_size, "sha256": encoder.sha256, "start_id": encoder.start_id},
     }
 
 

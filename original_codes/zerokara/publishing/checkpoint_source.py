@@ -55,8 +55,10 @@ class CheckpointSource:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The tokenizer, opened."""
-        return open_encoder(self.tokenizer_path, self.config.end_of_document)
+        """The tokenizer, opened, with the start that documents had in the training."""
+        encoder = open_encoder(self.tokenizer_path, self.config.end_of_document)
+        encoder.start_id = self.state.facts.get("start_id", -1)
+        return encoder
 
     @cached_property
     def shape(self) -> ModelShape:

@@ -112,6 +112,13 @@ def is_export(folder: Path) -> bool:
         return False
 
 
+def begins_documents(folder: Path) -> bool:
+    """False of an export in whose training nothing stood before a document, whatever its tokenizer puts there."""
+    if not is_export(folder):
+        return True
+    return bool(manifest.read(folder / MANIFEST_NAME).facts.get("tokenizer", {}).get("start_id", -1) >= 0)
+
+
 def proved(folder: Path) -> manifest.Manifest:
     """Return the manifest of a folder that step 4 wrote and proved.
 

@@ -159,7 +159,8 @@ def validation_batches(
     for first, end in pairwise(np.cumsum([0, *lengths]).tolist()):
         part = bounds[np.searchsorted(bounds, first) : np.searchsorted(bounds, end, side="right")]
         if max_tokens is not None and max_tokens < len(index.tokens):
-            share = min(end - first, max(1, max_tokens * (end - first) // len(index.tokens)))
+            least = 1 + int(first < end and index.tokens[first] == start_id)
+            share = min(end - first, max(least, max_tokens * (end - first) // len(index.tokens)))
             whole = int(np.searchsorted(part, first + share, side="right"))
             part = part[:whole] if whole > 1 else np.array([first, first + share])[: 1 + (share > 0)]
         parts.append(part)

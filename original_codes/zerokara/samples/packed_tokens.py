@@ -236,7 +236,7 @@ class DataPlan:
             length = min(end, math.inf if stage.num_samples is None else stage.num_samples)
             samples += length
             left = [there - length * share for there, share in zip(left, shares, strict=True)]
-            if length == end:
+            if stage.num_samples is None or end < stage.num_samples - 1e-6:
                 break
         return int(samples + 1e-6) * self.lengths.raw  # the sum may be a hair less than a whole number
 

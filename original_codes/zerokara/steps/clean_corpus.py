@@ -42,6 +42,8 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
     if manifest.already_done(record, work, redo=options.redo) is not None and not config.report_only:
         log(f"clean: done already, {text} was made from the same text (--redo: again)")
         print(f"next: {following}")
+        if not plan.work_folder.parent.exists():
+            remove_folder(plan.work_folder.parent)  # of which a killed run has left a part
         return
     check_formats(plan.files, config.text_field, config.txt_document, config.where("text_field"))
     from zerokara.cleaning import executors, rules  # a second to import, only where the configuration is right

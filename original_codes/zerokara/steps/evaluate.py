@@ -66,7 +66,8 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         log(f"step 8 evaluate: done already, {folder} (--redo: again)")
         print("\n".join(done.facts["table"]))
         return
-    has_measured = any((folder / "cache" / each).is_dir() for each in CACHES)  # a run that ended before its manifest
+    # A run that ended before its manifest leaves no other sign.
+    has_measured = not manifest_path.exists() and any((folder / "cache" / each).is_dir() for each in CACHES)
     preflight.check(config, preflight.Outputs("output_dir", written, "" if has_measured else work.step), texts=files)
     for name in config.add_to_card:  # what is wrong with a card is told before the work
         read_card(Path(name))

@@ -92,7 +92,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     if others := [size.name for size in candidates if size not in shown]:
         log(f"  not shown, too large for this memory or for so few tokens: {', '.join(others)}")
     tokens, plot_path = max(1, int(chosen.tokens)), small.plan_folder / "plan.png"
-    read = f"{chosen.epochs:.2f} epochs{' of the source that is read most' if training.stages else ''}"
+    read = f"{chosen.epochs:.2f} epochs{' of the source that is read most' if len(training.stages) == 1 else ''}"
     rows = [("take", f"model_size: {chosen.name}, train_tokens: {tokens:,} ({read})")]
     if law:
         fit.draw(plot_path, law, runs)

@@ -154,9 +154,8 @@ class HuggingFaceEncoder(Encoder):
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of tokenizer.json and of what ends and starts a document: of what token files and runs depend on."""
-        marks = [self.pieces[i].encode() for i in (self.eos_id, self.start_id) if i >= 0]
-        return hashlib.sha256(b"\0".join([self.model_bytes, *marks])).hexdigest()
+        """Hash of tokenizer.json and of the end of a document, which identify the tokenizer of token files and runs."""
+        return hashlib.sha256(self.model_bytes + b"\0" + self.pieces[self.eos_id].encode()).hexdigest()
 
     @property
     def record(self) -> Inputs:

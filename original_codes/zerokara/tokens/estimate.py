@@ -78,7 +78,7 @@ def sample_corpus(config: DataSettings, files: Sequence[InputFile]) -> tuple[lis
 def estimate_tokens(encoder: Encoder, texts: Sequence[str], times: float) -> TokenEstimate:
     """Encode a sample of the corpus, which is so many `times` as large."""
     all_ids = encoder.encode_many(texts)
-    tokens = round(times * len(encoder.encode_joined(texts)[0]))
+    tokens = round(times * sum(len(ids) + 1 + (encoder.start_id >= 0) for ids in all_ids))
     changed, loss = [text for text, ids in zip(texts, all_ids, strict=True) if encoder.decode(ids) != text], ""
     if changed:
         share = f"{len(changed) / len(texts):.1%} of {len(texts):,} sampled documents"

@@ -81,7 +81,8 @@ class Logbook:
                 trackers["wandb"] = lambda: WeightsAndBiases(run_dir, config)
             if config.plots:
                 trackers["plots"] = lambda: Plots(run_dir)
-            self._recorder = Recorder(run_dir, state.step, trackers, state.facts.get("valid_step") != state.step)
+            is_due = state.step % config.eval_interval == 0 and state.facts.get("valid_step") != state.step
+            self._recorder = Recorder(run_dir, state.step, trackers, validates_anew=is_due)
         if state.step:
             self._record(state.step, {"resumed": True, "seconds": state.seconds})
         self._last_step = time.monotonic()
@@ -180,9 +181,9 @@ class Logbook:
         is_worse = before is not None and results[-1].badness > before
         facts["worse_in_row"] = facts.get("worse_in_row", 0) + 1 if is_worse else 0
         facts.update(valid_step=step, selection_loss=results[-1].badness)
-        if not step:
+        if not step and math.isfinite(results[-1].badness):
             facts["selection_loss_at_start"] = results[-1].badness
-        elif results[-1].badness < facts.get("best_selection_loss", math.inf):
+        if step and results[-1].badness < facts.get("best_selection_loss", math.inf):
             facts.update(best_selection_loss=results[-1].badness, best_step=step)
         if facts["worse_in_row"] == 2:
             is_better = facts["best_selection_loss"] < facts.get("selection_loss_at_start", math.inf)

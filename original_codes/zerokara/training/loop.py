@@ -31,8 +31,6 @@ from zerokara.training.sample_texts import Sampler
 from zerokara.training.saving import Saver
 from zerokara.training.validation import Validation, of_loss
 
-"""``touch STOP`` in the run folder asks for a stop, from any machine that sees it."""
-
 
 class Trainer:
     """A run at its newest checkpoint or its first step, which locks the run folder until it has trained."""

@@ -231,11 +231,15 @@ def _comparable(plan: RunPlan, state: TrainingState, log: Callable[[str], None])
     and validations of another text, or by another metric."""
     config, facts = plan.resolved, state.facts
     metric, *answers = (getattr(config, key, "loss") for key in ("metric", "eval_examples", "max_new_tokens"))
-    metric = metric if metric == "loss" else f"{metric} of {answers[0]} answers of {answers[1]} tokens"
+    text = f"{config.eval_tokens} tokens of {plan.data.valid_sha256}"
+    measure = metric if metric == "loss" else f"{metric} of {answers[0]} answers of {answers[1]} tokens"
+    if facts.get(checkpoint.VALID_FACT) == f"{metric}, {text}":  # an earlier version named no answers
+        measure = metric
     now = {
         "teachers": [*config.teachers, config.teacher_weight] if config.teachers else [],
         TEACHERS_FACT: [*map(weights_id, config.teachers)],
-        checkpoint.VALID_FACT: f"{metric}, {config.eval_tokens} tokens of {plan.data.valid_sha256}",
+        "start_id": plan.encoder.start_id,
+        checkpoint.VALID_FACT: f"{measure}, {text}",
     }
     if any(facts.get(name, now[name]) != now[name] for name in ("teachers", TEACHERS_FACT)):
         state = replace(state, recent_losses=())

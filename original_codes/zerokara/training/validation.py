@@ -67,7 +67,7 @@ class LossValidation:
         self._kinds = np.full(encoder.vocab_size, TEXT)
         self._kinds[[encoder.eos_id, *encoder.control_ids]] = END  # of a turn, too
         self._kinds[plan.data.objective.sentinel_ids] = SENTINEL
-        if encoder.unk_id >= 0:
+        if encoder.unk_id not in (-1, encoder.eos_id):
             self._kinds[encoder.unk_id] = UNKNOWN
         # With a dummy prefix a line, or a document, begins with a space that is not in the text, behind these.
         is_prefixed = self._token_bytes[encoder.encode("a")].sum() > 1 and not config.traits.is_encoder_decoder
@@ -107,7 +107,7 @@ class LossValidation:
         for kind in ("end", "sentinel"):
             if (nats := line.get(f"valid_{kind}_nats")) is not None:
                 messages[0] += f"  {nats:.3f} nats per {kind} token"
-        if unknown := counts[:, UNKNOWN].sum():
+        if unknown := int(sums[:, NUM_KINDS + UNKNOWN].sum()):
             messages[0] += f"  without {unknown:,} unknown tokens"
         if self.source_names:
             for key in ("valid_loss", "valid_bits_per_byte"):

@@ -196,8 +196,8 @@ class Recorder:
         """
         self._path = run_dir / METRICS_NAME
         kept = [line for line in read(run_dir) if 0 < resumed_step >= line["step"]]
-        anew = {"resumed", *(["valid_loss"] if validates_anew else [])}
-        kept = [line for line in kept if line["step"] < resumed_step or anew.isdisjoint(line)]
+        anew = ("resumed", *(["valid_"] if validates_anew else []))
+        kept = [line for line in kept if line["step"] < resumed_step or not any(key.startswith(anew) for key in line)]
         write_file(self._path, b"".join(orjson.dumps(line) + b"\n" for line in kept))
         self._file = open(self._path, "ab", buffering=_WAITING_BYTES)  # noqa: SIM115  # closed in `close`
         self._is_refused = False

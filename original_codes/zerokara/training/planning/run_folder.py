@@ -26,7 +26,9 @@ from zerokara.model.shapes import ModelShape
 from zerokara.training.planning.earlier_run import PLACES, WITHOUT_EFFECT, EarlierRun, identity_of
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 
-MANIFEST_NAME, STOP_NAME = "manifest.json", "STOP"
+MANIFEST_NAME = "manifest.json"
+STOP_NAME = "STOP"
+"""``touch STOP`` in the run folder asks for a stop, from any machine that sees it."""
 LOCK_NAME, COMMAND_LOCK_NAME = LOCK_NAMES = "lock", "command.lock"
 LOCK_SECONDS = 60
 

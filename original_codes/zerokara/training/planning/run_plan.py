@@ -94,7 +94,12 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
     """
     paths = TokenPaths(config.output_prefix)
     tokens = check_belongs(config.output_prefix, encoder.sha256)
-    training = DataPlan.from_config(config)
+    training, notes = DataPlan.from_config(config), [*origin_notes(config, tokens)]
+    start = tokens.facts.get("start_id", -1)
+    if start != encoder.start_id:  # token files of an earlier version have none
+        rule = f"the documents begin without {encoder.pieces[encoder.start_id]}, which the tokenizer puts before a text"
+        notes.append(("note", f"{rule}: step 2 with --redo adds it, for a new run"))
+    encoder.start_id = start
     turns = objective(config, encoder, config.seed, config.intra_document_masking)
     parts = [source.num_valid_tokens for source in (*training.sources, *training.held_out) if source.num_valid_tokens]
     # The manifest of step 2 has the hashes of both .bin, training first: known without reading gigabytes.
@@ -111,7 +116,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         ids=train.tokens,
         num_train_tokens=len(train.tokens),
         num_valid_tokens=len(valid.tokens) if valid is not None else 0,
-        plan_rows=(*origin_notes(config, tokens), *length_notes(config.seq_len, train)),
+        plan_rows=(*notes, *length_notes(config.seq_len, train)),
     )
 
 
