@@ -40,6 +40,13 @@ def test_a_folder_whose_deletion_was_ended_is_gone(tmp_path: Path, monkeypatch: 
     durable.remove_folder(folder)
     durable.remove_folder(folder)
     assert not list(tmp_path.iterdir())
+    durable.write_file(tmp_path / "scratch" / "d", "d")
+    folder.symlink_to(tmp_path / "scratch")
+    durable.remove_folder(folder)
+    assert folder.is_dir() and not list(folder.iterdir()), "the link leads to an empty folder"
+    durable.write_file(tmp_path / "file", "e")
+    durable.remove_folder(tmp_path / "file")
+    assert {path.name for path in tmp_path.iterdir()} == {"work", "scratch"}
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -55,6 +55,22 @@ def test_short_documents_share_a_row(tmp_path: Path) -> None:
     assert len(batches) == 10 and sum(batch.loss_mask.sum() for batch in batches) == 300
 
 
+@pytest.mark.parametrize("max_tokens", [None, 1, 3, 5])
+def test_a_start_that_stands_in_the_file_is_read_and_not_predicted(tmp_path: Path, max_tokens: int | None) -> None:
+    """As it is read where it does not stand there; and no limit takes the start alone."""
+    documents = [np.array([1, 5, 6, END]), np.array([1, *range(30, 39), END])]
+    write_documents(tmp_path / "with", documents, np.dtype(np.uint16))
+    write_documents(tmp_path / "without", [each[1:] for each in documents], np.dtype(np.uint16))
+    read = validation_batches(tmp_path / "with", causal(4), start_id=1, max_tokens=max_tokens)
+    (first, *_), (plain, *_) = (
+        [batch for _, batch in each.batches(8)]
+        for each in (read, validation_batches(tmp_path / "without", causal(4), 1))
+    )
+    assert 1 not in first.labels[first.loss_mask > 0] and first.loss_mask.sum() > 0
+    if max_tokens is None:
+        assert all((getattr(first, name) == getattr(plain, name)).all() for name in ("inputs", "labels", "loss_mask"))
+
+
 def test_a_limit_takes_the_first_documents(prefix: Path) -> None:
     for max_tokens, expected in ((6, [4]), (7, [4, 3]), (16, [4, 3]), (17, [4, 3, 10]), (3, [3]), (1, [1])):
         batches = validation_batches(prefix, causal(40), start_id=END, max_tokens=max_tokens).batches(1)

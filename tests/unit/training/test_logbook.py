@@ -180,6 +180,11 @@ def test_a_validation_that_was_not_finite_ends_no_later_one(tmp_path: Path) -> N
     book.log_validations(4, [validated("valid_bits_per_byte", 3.0, 3.0)])
     book.close()
     assert (book.facts["worse_in_row"], book.facts["best_step"]) == (0, 4)
+    book = logbook(tmp_path)
+    for step, loss in ((0, math.nan), (2, 3.0), (4, 3.1), (6, 3.2)):
+        book.log_validations(step, [validated("valid_bits_per_byte", loss, loss)])
+    book.close()
+    assert "best at step 2" in book.facts["warning"]
 
 
 def test_only_the_first_process_writes_and_all_keep_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

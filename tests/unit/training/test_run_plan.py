@@ -188,6 +188,23 @@ def test_tokens_of_another_corpus_are_noticed(make: Make) -> None:
     os.utime(bin_path(paths.train), ns=(made.st_atime_ns, made.st_mtime_ns))
 
 
+def test_token_files_say_what_a_document_begins_with(make: Make) -> None:
+    """Those of an earlier version begin with nothing, whatever the tokenizer would put before a text now."""
+    manifest = TokenPaths(make().resolved.output_prefix).manifest
+    content = manifest.read_bytes()
+    record = orjson.loads(content)
+    without = {key: value for key, value in record["facts"].items() if key != "start_id"}
+    try:
+        for start in (5, -1):
+            facts = {**without, "start_id": start} if start >= 0 else without
+            manifest.write_bytes(orjson.dumps({**record, "facts": facts}))
+            plan = make()
+            assert plan.encoder.start_id == start
+            assert ("begin without" in str(plan.data.plan_rows)) == (start == 5), "the toy tokenizer puts nothing there"
+    finally:
+        manifest.write_bytes(content)
+
+
 def test_a_cpu_compiles_where_it_pays(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long run in bf16 beside fast matrix products."""
 

@@ -218,6 +218,10 @@ def test_a_plan_at_the_limit_of_epochs_may_round_its_last_step(made) -> None:  #
 
 
 def test_tokens_are_read_again_as_soon_as_one_source_is_read_whole(made) -> None:  # type: ignore[no-untyped-def]
+    plan = data_plan(
+        made("stages=[{tokens: 800, source_weights: [1, 0, 0]}, {source_weights: [0, 1, 0], tokens: rest}]")[0]
+    )
+    assert plan.tokens_of(1) == 8 * sum(plan.samples_per_part[:2]), "the first is read once, and not again"
     staged = "stages=[{tokens: 240, source_weights: [0, 1, 0]}, {tokens: rest, source_weights: [3, 2, 0]}]"
     for mixture, expected in (("source_weights=[3, 1, 1]", int(100 * 5 / 3)), (staged, 30 + int(100 * 5 / 3))):
         unique = data_plan(made(mixture, "train_tokens=1600")[0]).tokens_of(1)

@@ -12,7 +12,7 @@ import pytest
 import rounding
 import torch
 from drawn_models import build
-from foreign_models import LLAMA_3, SPECIAL, byte_level
+from foreign_models import LLAMA_3, byte_level
 from made_tokens import write_documents
 from tiny import T5
 from toy_tokenizers import TrainToy
@@ -106,11 +106,7 @@ def test_step_8_measures_the_same(
     if kind == "dummy prefix":  # each line of a text, but for an empty one, begins with a space that is not in it
         plan = replace(plan, encoder=Encoder(train_toy(add_dummy_prefix=True)))
     if kind == "Llama 3's":  # each document begins with <|begin_of_text|>
-        byte_level(
-            tmp_path / "llama3",
-            LLAMA_3,
-            tokenizer_config={"eos_token": "<|end_of_text|>", "bos_token": SPECIAL[LLAMA_3][0]},
-        )
+        byte_level(tmp_path / "llama3", LLAMA_3, tokenizer_config={"eos_token": "<|end_of_text|>"})
         plan = replace(plan, encoder=open_encoder(tmp_path / "llama3"))
     encoder, shape = plan.encoder, plan.shape
     torch.manual_seed(3)
