@@ -46,7 +46,8 @@ if [[ $(uname -s) == Darwin ]]; then
     exit 2
 fi
 
-[[ -w setup.sh ]] && exec 9>>setup.sh && flock 9 || true # a second one waits for the first, where the disk can lock: both install into .venv
+# A second one waits for the first, where the disk can lock: both install into .venv.
+{ command exec 9>>setup.sh && flock 9; } 2> /dev/null || true
 
 # Already done: the stamp is written last, so it exists only in a complete .venv.
 if [[ -f $stamp && -z ${TORCH_BUILD:-} ]] && now=$(fingerprint .venv/bin/python 2>/dev/null) &&
