@@ -174,10 +174,10 @@ def windowing_of(model: LoadedModel, config: EvaluateConfig) -> Windowing | str:
     if model.is_encoder_decoder:
         return "not measured: an encoder-decoder predicts masked spans given the rest, which is another quantity"
     tokenizer = model.tokenizer
-    (first, *_), (text, *_) = (tokenizer("a", add_special_tokens=adds)["input_ids"] for adds in (True, False))
+    first, text = (tokenizer("a", add_special_tokens=adds)["input_ids"][:1] for adds in (True, False))
     end = model.end_id
-    if first not in (text, end) and begins_documents(model.folder):
-        start, reason = first, "bos, which the tokenizer puts before text"
+    if first not in (text, [end]) and begins_documents(model.folder):
+        start, reason = first[0], "bos, which the tokenizer puts before text"
     elif end is not None:
         start, reason = end, "end of the document before"
     elif tokenizer.bos_token_id is not None:
