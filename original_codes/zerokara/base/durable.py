@@ -123,9 +123,9 @@ def recover(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder, the content of one that is a link, or a file; and what an interrupted deletion has left of it.
+    """Delete a folder or a file; of a link to a folder, the content. Also delete what an interrupted call has left.
 
-    A folder is renamed first: a part of it never stands under its name.
+    A folder is renamed first, so that no half of it has its name.
     """
     going = path.with_name(path.name + DELETED_SUFFIX)
     shutil.rmtree(going, ignore_errors=True)
@@ -134,7 +134,7 @@ def remove_folder(path: Path) -> None:
         remove_folder(target)
         target.mkdir()
     elif path.is_dir():
-        with suppress(OSError):  # of a deletion that an NFS client has not ended, something may have that name
+        with suppress(OSError):  # on NFS a file that is still open keeps the folder of an earlier deletion
             path = path.rename(going)
         shutil.rmtree(path, ignore_errors=True)
     else:

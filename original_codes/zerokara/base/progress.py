@@ -47,9 +47,9 @@ def log(text: str) -> None:
 
 @contextlib.contextmanager
 def logging_in_background() -> Iterator[None]:
-    """Let `log` hold nobody up as long as the block lasts: a terminal may take nothing (Ctrl-S, a lost connection).
+    """Let a thread print the lines of `log` in the block: a terminal may block (Ctrl-S, a lost connection).
 
-    A thread prints. Lines are lost where `_MAX_WAITING` wait already, or still wait a second after the block.
+    A line is lost if `_MAX_WAITING` lines are waiting, or if it is still waiting a second after the block.
     """
     global _waiting
     waiting: queue.Queue[str] = queue.Queue(_MAX_WAITING)
@@ -60,7 +60,7 @@ def logging_in_background() -> Iterator[None]:
             line = f"{plain(waiting.get())}\n"
             with contextlib.suppress(Exception):  # there may be no output, or a full disk
                 rest = line.encode(sys.stdout.encoding, "backslashreplace")
-                while rest:  # not by `print`, which would hold a lock that the end of a process takes
+                while rest:  # `print` would hold a lock that the process needs to exit
                     rest = rest[os.write(sys.stdout.fileno(), rest) :]
             waiting.task_done()
 

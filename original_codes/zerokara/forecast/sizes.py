@@ -36,8 +36,8 @@ LEFT_TO_RECIPE: dict[str, Any] = dict.fromkeys(
 )
 REPETITIONS_WORTH = 15.4  # R*
 RULE_OF_THUMB = 20  # tokens per parameter where nothing better is known (Hoffmann et al., 2022)
-MANY_EPOCHS, TOKENS_PER_PARAMETER_THEN = 12, 2.5  # a run of 12 epochs or more needs 2.5 (docs/recipe.md)
-VALIDATION_COST = 2 / 3  # of a training token: no backward pass, but windows that overlap by half
+MANY_EPOCHS, REPEATED_RULE = 12, 2.5  # tokens per parameter in a run of 12 epochs or more (docs/recipe.md)
+VALIDATION_COST = 2 / 3  # time of a validation token, in training tokens: no backward pass, overlapping windows
 MIN_TOKENS_PER_PARAMETER = 0.2  # sizes with fewer are not shown
 GOOD_ENOUGH = 1.005  # ratio to the fewest bits per byte, up to which a smaller model is taken: it is cheaper to use
 
@@ -118,10 +118,10 @@ class Planner:
 
 
 class Outlook(NamedTuple):
-    """What a run of a size takes on this machine."""
+    """Memory, steps and validations of a planned run on this machine."""
 
     memory_bytes: float
-    """On a GPU, or on a machine without any."""
+    """Of one GPU, or of the whole machine if it has none."""
     fits: bool
     steps: int
     validation: float
@@ -194,8 +194,8 @@ def candidate(
     """
     seconds, least = speed.seconds_of_token(shape), MIN_TOKENS_PER_PARAMETER * shape.num_parameters(padded=False)
     tokens = min(limits[0] * 3600 / seconds, limits[1])
-    for _ in range(8):  # the validations take their part of the hours
-        seen, before = outlook(name, max(tokens, least)), tokens  # the batch of fewer tokens may fit no processes
+    for _ in range(8):  # fewer tokens need fewer validations, which take part of the hours
+        seen, before = outlook(name, max(tokens, least)), tokens  # the batch of fewer may fit no processes
         hours_of_token = seconds * (1 + seen.validation) / 3600
         tokens = min(limits[0] / hours_of_token, limits[1])
         if abs(tokens - before) <= 0.01 * before:
@@ -211,7 +211,7 @@ def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
     fitting = [size for size in candidates if size.is_sensible] or [size for size in candidates if size.fits][:1]
     values = {size.name: size.prediction.value for size in fitting if size.prediction}
     if not values:  # the largest with tokens enough for each parameter, or else the smallest
-        rules = [TOKENS_PER_PARAMETER_THEN if size.epochs >= MANY_EPOCHS else RULE_OF_THUMB for size in fitting]
+        rules = [REPEATED_RULE if size.epochs >= MANY_EPOCHS else RULE_OF_THUMB for size in fitting]
         ample = [size for size, rule in zip(fitting, rules, strict=True) if size.tokens_per_parameter >= rule]
         return (ample[-1] if ample else fitting[0]) if fitting else None
     best = min(values.values())

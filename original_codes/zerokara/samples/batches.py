@@ -211,7 +211,7 @@ def _of_documents(tokens: NDArray[Any], parts: Sequence[Ids], seq_len: int, star
 def _packed(tokens: NDArray[Any], bounds: Ids, seq_len: int, start_id: int) -> list[list[tuple[Window, int]]]:
     """Pack the windows of some documents into rows; each window with the first token of its document's text."""
     stride = stride_of(seq_len, MIN_CONTEXT)
-    firsts = bounds[:-1] + (tokens[bounds[:-1]] == start_id)  # a document may begin with its start
+    firsts = bounds[:-1] + (tokens[bounds[:-1]] == start_id)  # the file may hold the start itself
     cut = [
         (window, first)
         for first, end in zip(firsts.tolist(), bounds[1:].tolist(), strict=True)

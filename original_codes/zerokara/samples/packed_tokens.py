@@ -224,8 +224,7 @@ class DataPlan:
         return sum(self.samples_per_part)
 
     def tokens_of(self, epochs: float) -> int:
-        """Tokens that a run can take before it has read any source for so many epochs; of one, before it reads any
-        again."""
+        """Return how many tokens a run can read until the first source has been read for this many epochs."""
         left = [epochs * each for each in self.samples_per_part]
         if not self.stages:
             return int(left[0]) * self.lengths.raw
@@ -238,7 +237,7 @@ class DataPlan:
             left = [there - length * share for there, share in zip(left, shares, strict=True)]
             if stage.num_samples is None or end < stage.num_samples - 1e-6:
                 break
-        return int(samples + 1e-6) * self.lengths.raw  # the sum may be a hair less than a whole number
+        return int(samples + 1e-6) * self.lengths.raw  # rounding may leave it just below a whole number
 
     def order(self) -> SampleOrder | MixedOrder:
         """Return the order, which gives the sample at each position of the run."""

@@ -30,7 +30,7 @@ from zerokara.tokenizer.model_file import NEWLINE, SCORE_STEP, ModelFile, PieceT
 
 Ids = npt.NDArray[np.int32]
 Joined = tuple[Ids, list[int]]
-"""The ids of documents, concatenated, each with its start, if it has one, and end; the UTF-8 bytes of each text."""
+"""The ids of documents, concatenated, each with its end and its start, if any; the UTF-8 bytes of each text."""
 
 NUM_T5_SENTINELS = 100
 """Google's T5 models (spiece.model) hold no sentinels: seqio's `SentencePieceVocabulary(extra_ids=100)`, transformers'
@@ -69,7 +69,7 @@ class Encoder:
         """-1 where the model has none."""
         self.eos_id: int = self._processor.eos_id()
         self.start_id = -1
-        """Stands before every document, as the tokenizer's own library puts it before a text; -1: nothing does."""
+        """Id that begins every document, because the tokenizer puts it before a text; -1 if it puts nothing there."""
         own_pad: int = self._processor.pad_id()
         self.pad_id = own_pad if own_pad not in (-1, self.eos_id) else self.unk_id
         """<unk> where the model has no <pad>, because </s> ends every text, and <unk> is in no text worth learning."""
@@ -123,7 +123,7 @@ class Encoder:
         return self.encode_many([text])[0]
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Return the ids of a prompt, as a document begins; an empty one is `before_text`."""
+        """Return the ids of a prompt as the beginning of a document; those of an empty prompt are [`before_text`]."""
         before = [self.start_id] if self.start_id >= 0 else []
         return before + self.encode(prompt).tolist() or [self.before_text]
 
@@ -154,7 +154,7 @@ class Encoder:
 
     @property
     def before_text(self) -> int:
-        """The id before the first of a document's text: its start, or else the end of the document before it."""
+        """The id before a document's text: `start_id`, or the end of the previous document if there is no start."""
         return self.start_id if self.start_id >= 0 else self.eos_id
 
     @cached_property

@@ -84,7 +84,7 @@ class FastEncoder:
     def encode_joined(self, texts: Sequence[str]) -> Joined:
         """Return what `Encoder.encode_joined` returns."""
         # Its calls for many texts import a large package and make lists of Python numbers, so many texts go to it as
-        # one, each between the names of its start and its end.
+        # one. Each stands between the names of its start piece and its end piece.
         if self._cached_tokens > MAX_CACHED_TOKENS * max(1, self.vocab_size // 32_000):
             self._open()
         as_bytes = [text.encode() for text in texts]

@@ -79,7 +79,7 @@ class HuggingFaceEncoder(Encoder):
         self.faults: list[Fault] = []
         """The end of a document is unknown, or one of several; then `eos_id` is -1."""
         self.eos_id = self._end_id(where)
-        self.start_id = -1 if self.start_id == self.eos_id else self.start_id  # the end before it is a start, too
+        self.start_id = -1 if self.start_id == self.eos_id else self.start_id  # the end of the previous document serves
         self.bos_id = min(self.named("bos"), default=-1)
         pads = [*self.named("pad"), *({self.unk_id} - {-1})]
         self.pad_id = next((i for i in pads if i != self.eos_id), self.eos_id)

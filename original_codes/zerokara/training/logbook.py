@@ -82,7 +82,7 @@ class Logbook:
             if config.plots:
                 trackers["plots"] = lambda: Plots(run_dir)
             is_due = state.step % config.eval_interval == 0 and state.facts.get("valid_step") != state.step
-            self._recorder = Recorder(run_dir, state.step, trackers, validates_anew=is_due)
+            self._recorder = Recorder(run_dir, state.step, trackers, repeats_validation=is_due)
         if state.step:
             self._record(state.step, {"resumed": True, "seconds": state.seconds})
         self._last_step = time.monotonic()

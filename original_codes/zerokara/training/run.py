@@ -233,7 +233,7 @@ def _comparable(plan: RunPlan, state: TrainingState, log: Callable[[str], None])
     metric, *answers = (getattr(config, key, "loss") for key in ("metric", "eval_examples", "max_new_tokens"))
     text = f"{config.eval_tokens} tokens of {plan.data.valid_sha256}"
     measure = metric if metric == "loss" else f"{metric} of {answers[0]} answers of {answers[1]} tokens"
-    if facts.get(checkpoint.VALID_FACT) == f"{metric}, {text}":  # an earlier version named no answers
+    if facts.get(checkpoint.VALID_FACT) == f"{metric}, {text}":  # of an earlier version, without the answers
         measure = metric
     now = {
         "teachers": [*config.teachers, config.teacher_weight] if config.teachers else [],

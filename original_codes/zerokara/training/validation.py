@@ -29,7 +29,7 @@ BATCHES_BETWEEN_STOP_CHECKS = 16
 """Micro batches between two checks for a stop request: rare enough to cost nothing, and the request is seen soon."""
 NUM_KINDS = 4
 TEXT, END, SENTINEL, UNKNOWN = range(NUM_KINDS)
-"""Kinds of predicted tokens, whose nats are summed apart. Nobody knows the text of an unknown one, <unk>."""
+"""Kinds of predicted tokens, whose nats are summed separately. UNKNOWN is <unk>, whose text is not known."""
 
 
 @dataclass(frozen=True)

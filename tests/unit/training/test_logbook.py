@@ -263,7 +263,7 @@ def test_a_step_has_one_validation(tmp_path: Path, anew: bool) -> None:
     for line in lines:
         first.record(line)
     first.close()
-    Recorder(tmp_path, 2, {}, validates_anew=anew).close()
+    Recorder(tmp_path, 2, {}, repeats_validation=anew).close()
     assert step_metrics.read(tmp_path) == (lines[:2] if anew else lines)
 
 

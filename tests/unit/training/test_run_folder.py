@@ -297,33 +297,28 @@ def test_what_to_do_without_validation_data(plan_of: Plan) -> None:
     assert fault.key == "valid_fraction" and "step 2 with --redo; step 7" in str(fault)
 
 
-def test_another_model_to_start_from_is_told_and_ends_no_run_that_has_begun(plan_of: Plan, tmp_path: Path) -> None:
-    """Its weights may be others at the same place."""
-    base = tmp_path / "base" / "model.safetensors"
-    base.parent.mkdir()
-    base.write_bytes(b"first")
-    plan = plan_of(f"init_from={base.parent}")
-    run_folder.claim(plan)
-    saved(plan.run_dir, 1, facts={earlier_run.INIT_FACT: earlier_run.weights_id(str(base.parent))})
-    assert changes(plan) == {}
-    base.write_bytes(b"other")
-    assert "whose weights are others" in changes(plan)["init_from"][1]
-    base.unlink()
-    assert changes(plan) == {}, "it was read long ago"
-
-
-def test_a_teacher_with_other_weights_is_told(plan_of: Plan, tmp_path: Path) -> None:
-    weights = tmp_path / "teacher" / "model.safetensors"
+@pytest.mark.parametrize(
+    ("key", "setting", "fact", "of_facts"),
+    [
+        ("init_from", "init_from={}", earlier_run.INIT_FACT, str),
+        ("teachers", "teachers=[{}]", earlier_run.TEACHERS_FACT, lambda found: [found]),
+    ],
+)
+def test_other_weights_of_another_model_are_told_and_end_no_run_that_has_begun(
+    plan_of: Plan, tmp_path: Path, key: str, setting: str, fact: str, of_facts: Callable[[str], Any]
+) -> None:
+    """They may be others at the same place."""
+    weights = tmp_path / "model" / "model.safetensors"
     weights.parent.mkdir()
     weights.write_bytes(b"first")
-    plan = plan_of(f"teachers=[{weights.parent}]")
+    plan = plan_of(setting.format(weights.parent))
     run_folder.claim(plan)
-    saved(plan.run_dir, 1, facts={earlier_run.TEACHERS_FACT: [earlier_run.weights_id(str(weights.parent))]})
+    saved(plan.run_dir, 1, facts={fact: of_facts(earlier_run.weights_id(str(weights.parent)))})
     assert changes(plan) == {}
     weights.write_bytes(b"other")
-    assert f"the weights of {weights.parent} are others" in changes(plan)["teachers"][1]
+    assert "weights" in changes(plan)[key][1] and str(weights.parent) in changes(plan)[key][1]
     weights.unlink()
-    assert changes(plan) == {}, "of a run that has ended nobody asks for them"
+    assert changes(plan) == {}, "they were read long ago, or nobody asks for them any more"
 
 
 def test_only_a_stop_file_of_an_earlier_start_is_deleted(plan_of: Plan) -> None:

@@ -122,7 +122,7 @@ def _loss(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> 
 
 
 def _bits_per_byte(axes: Axes, curves: dict[str, Curve], names: dict[str, list[str]]) -> None:
-    # A source without validation documents has no curve. Where others were held out before, the curves begin anew.
+    # A source without validation documents has no curve. If other sources were held out before, the curves restart.
     positions: list[list[int]] = curves["valid_source_positions"][1] or [[]]
     points = zip(*curves["valid_bits_per_byte_by_source"], positions, strict=False)
     newest = [(token, values) for token, values, each in points if each == positions[-1]]

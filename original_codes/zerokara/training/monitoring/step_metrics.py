@@ -187,17 +187,17 @@ class Recorder:
         run_dir: Path,
         resumed_step: int,
         trackers: Mapping[str, Callable[[], Tracker]],
-        validates_anew: bool = False,
+        repeats_validation: bool = False,
     ):
         """Record a start that resumes from `resumed_step` (0: a new run); `trackers` opens each tracker by name.
 
         Lines of later steps are dropped: these steps will be trained and recorded again. So are validations of
-        `resumed_step`, if the start `validates_anew`.
+        `resumed_step`, if the start validates it again.
         """
         self._path = run_dir / METRICS_NAME
         kept = [line for line in read(run_dir) if 0 < resumed_step >= line["step"]]
-        anew = ("resumed", *(["valid_"] if validates_anew else []))
-        kept = [line for line in kept if line["step"] < resumed_step or not any(key.startswith(anew) for key in line)]
+        again = ("resumed", *(["valid_"] if repeats_validation else []))
+        kept = [line for line in kept if line["step"] < resumed_step or not any(key.startswith(again) for key in line)]
         write_file(self._path, b"".join(orjson.dumps(line) + b"\n" for line in kept))
         self._file = open(self._path, "ab", buffering=_WAITING_BYTES)  # noqa: SIM115  # closed in `close`
         self._is_refused = False
