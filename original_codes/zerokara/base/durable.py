@@ -13,11 +13,11 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import orjson
 
-from zerokara.base.errors import NO_ROOM
+from zerokara.base.errors import NO_ROOM, Fault, UserError
 
 PARTIAL_SUFFIX = ".partial"  # of an unfinished file or folder; a leftover with it may be deleted
 _OLD_SUFFIX = f".old{PARTIAL_SUFFIX}"
@@ -163,3 +163,11 @@ def write_file(path: Path, content: bytes | str) -> None:
 def write_json(path: Path, content: object) -> None:
     """Write indented UTF-8 JSON at once."""
     write_file(path, orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """Read JSON that `write_json` wrote. Raises UserError with the remedy if the file is damaged."""
+    try:
+        return orjson.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(Fault(str(path), f"is damaged ({error})", remedy=remedy)) from error

@@ -11,8 +11,8 @@ Example, G = 8, m = 2, R = 2 at position 80: rank 0 reads [80 81] then [84 85], 
 prediction each document is read as step 8 reads it: alone, after its start or else an end of document, in overlapping
 `windows` where it is longer than the context, and each of its tokens is predicted once. Windows of several documents
 are packed into one row, with intra-document masking: short ones cost little. In span corruption the tokens are cut into
-whole samples, the last filled up from the beginning; the masked spans depend on the seed and the sample's number, so
-that every validation masks the same tokens.
+whole samples, the last filled up with end tokens that do not count; the masked spans depend on the seed and the
+sample's number, so that every validation masks the same tokens.
 
 The tokens may come in parts (sources, one after another), each of which is packed or cut by itself. Every rank runs the
 same number of forward passes, the surplus ones over rows that do not count: ZeRO-3 gathers the weights in each.
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from zerokara.config.data import MIN_CONTEXT
 from zerokara.samples import bin_packing
-from zerokara.samples.objective import Batch, Ids, Objective, document_offsets
+from zerokara.samples.objective import Batch, Ids, Objective, SpanCorruption, document_offsets
 from zerokara.samples.order import MixedOrder, SampleOrder
 from zerokara.samples.packed_tokens import Samples, document_bounds
 from zerokara.tokens.indexed import IndexedTokens
@@ -164,22 +164,25 @@ def validation_batches(
             whole = int(np.searchsorted(part, first + share, side="right"))
             part = part[:whole] if whole > 1 else np.array([first, first + share])[: 1 + (share > 0)]
         parts.append(part)
-    if objective.lengths.num_noise_tokens:
+    if isinstance(objective, SpanCorruption):
         return _of_samples([index.tokens[bounds[0] : bounds[-1]] for bounds in parts], objective)
     return _of_documents(index.tokens, parts, objective.lengths.input, start_id)
 
 
-def _of_samples(parts: Sequence[NDArray[Any]], objective: Objective) -> ValidationBatches:
+def _of_samples(parts: Sequence[NDArray[Any]], objective: SpanCorruption) -> ValidationBatches:
     """Whole samples of each part."""
     raw = objective.lengths.raw
     num_samples = [-(-len(part) // raw) for part in parts]
     first_keys = [0, *accumulate(num_samples)]
 
     def batch_of(number: int, samples: Ids) -> Batch:
-        part = parts[number]
-        tokens = part[(samples[:, None] * raw + np.arange(raw)) % len(part)].astype(np.int64)
-        batch = objective(tokens, first_keys[number] + samples)
-        return replace(batch, loss_mask=batch.loss_mask * (samples < num_samples[number])[:, None])
+        part, keys = parts[number], first_keys[number] + samples
+        positions = samples[:, None] * raw + np.arange(raw)
+        is_text = positions < len(part)
+        tokens = part[np.minimum(positions, len(part) - 1)].astype(np.int64)
+        counts = objective(np.where(is_text, tokens, -1), keys).labels >= 0
+        batch = objective(np.where(is_text, tokens, objective.end_id), keys)
+        return replace(batch, loss_mask=batch.loss_mask * counts * (samples < num_samples[number])[:, None])
 
     return ValidationBatches(num_samples, batch_of)
 

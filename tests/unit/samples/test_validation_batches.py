@@ -128,7 +128,7 @@ def masked(seq_len: int = 8) -> SpanCorruption:
 
 @pytest.mark.parametrize(("num_ranks", "micro"), [(1, 1), (1, 4), (2, 1), (3, 2)])
 def test_masked_samples_cover_every_part_whole(prefix: Path, num_ranks: int, micro: int) -> None:
-    """17 tokens in parts of 7, 0 and 10: each is cut by itself, its last sample filled up from its beginning."""
+    """17 tokens in parts of 7, 0 and 10: each is cut by itself, its last sample filled up with ends that do not count."""
     made, tokens = masked(), [token for document in DOCUMENTS for token in document]
     raw = made.lengths.raw
     evaluation = validation_batches(prefix, made, start_id=2, part_tokens=[7, 0, 10])
@@ -140,7 +140,18 @@ def test_masked_samples_cover_every_part_whole(prefix: Path, num_ranks: int, mic
             for read, written, counts in zip(batch.inputs, batch.labels, batch.loss_mask[:, 0], strict=True)
             if counts
         ]
-        assert sorted(texts) == sorted((part * raw)[start : start + raw] for start in range(0, len(part), raw))
+        filled = [*part, *[2] * (-len(part) % raw)]
+        assert sorted(texts) == sorted(filled[start : start + raw] for start in range(0, len(part), raw))
+
+
+def test_a_text_shorter_than_a_sample_shows_no_answer(tmp_path: Path) -> None:
+    made = masked(24)
+    write_documents(tmp_path / "t", [np.arange(10, 20)], np.dtype(np.uint16))
+    ((_, batch),) = validation_batches(tmp_path / "t", made, 2).batches(1)
+    counted = batch.labels[batch.loss_mask > 0]
+    answers = counted[np.isin(counted, np.arange(10, 20))]
+    assert len(answers) and not np.isin(answers, batch.inputs).any()
+    assert (counted == made.end_id).sum() == 1, "that of the target, and none of those that fill the sample"
 
 
 def test_every_validation_masks_the_same_tokens_and_each_sample_others(tmp_path: Path) -> None:

@@ -62,6 +62,13 @@ def redo(plan: RunPlan) -> list[str]:
     return launching.redo_notes(plan, earlier) if earlier else []
 
 
+@pytest.mark.parametrize("name", ["run.json", "plan.json"])
+def test_a_damaged_record_is_named(plan_of: Plan, name: str) -> None:
+    (begin(plan_of()) / name).write_bytes(b"\0" * 100)
+    fault = fault_of(changes, plan_of())
+    assert fault.where.endswith(name) and "is damaged" in fault.rule and "copy" in fault.remedy
+
+
 def test_a_changed_setting_is_announced_and_another_shape_refused(plan_of: Plan) -> None:
     begin(plan_of())
     assert changes(plan_of()) == {}
@@ -138,8 +145,10 @@ def test_redo_sets_a_run_aside_and_says_so(plan_of: Plan, tmp_path: Path, is_lin
     """Of a linked run, what the link leads to."""
     plan, real = plan_of(), tmp_path / ("there" if is_link else "run")
     if is_link:
-        real.mkdir()
         plan.run_dir.symlink_to(real)
+        with run_folder.command_lock(plan.requested):  # as after a kill between the two renames
+            assert real.is_dir()
+        real.mkdir()
     begin(plan)
     (real / "notes.txt").write_text("mine", encoding="utf-8")
     for number in (1, 2):

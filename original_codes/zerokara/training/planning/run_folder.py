@@ -11,11 +11,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from zerokara import checkpoint
 from zerokara.base import file_lock, manifest
-from zerokara.base.durable import ASIDE_ENDING, PARTIAL_SUFFIX, made_folder, unused_name, write_file, write_json
+from zerokara.base.durable import (
+    ASIDE_ENDING,
+    PARTIAL_SUFFIX,
+    made_folder,
+    read_json,
+    unused_name,
+    write_file,
+    write_json,
+)
 from zerokara.base.errors import Fault, RunError, UserError
 from zerokara.base.progress import count_text, plural, seconds_text
 from zerokara.checkpoint.folders import BEST_NAME, EXPORTED_PARTS, IDENTITY_NAME, LATEST_NAME, METRICS_NAME
@@ -31,6 +37,7 @@ STOP_NAME = "STOP"
 """``touch STOP`` in the run folder asks for a stop, from any machine that sees it."""
 LOCK_NAME, COMMAND_LOCK_NAME = LOCK_NAMES = "lock", "command.lock"
 LOCK_SECONDS = 60
+_OF_COPY = "put a copy of it back, or rename the folder and train from the start"
 
 
 @contextlib.contextmanager
@@ -62,7 +69,7 @@ def command_lock(config: TrainingSettings) -> Iterator[None]:
     """
     run_dir = Path(config.output_model_dir)
     path = run_dir / COMMAND_LOCK_NAME
-    with made_folder(run_dir), file_lock.held(path) as is_ours:
+    with made_folder(run_dir.resolve()), file_lock.held(path) as is_ours:  # of a link, what it names
         if not is_ours:
             holder = file_lock.read_holder(path)
             stop = f", stop it (kill {holder.pid}: it saves and exits)" if holder and holder.is_here else ""
@@ -79,7 +86,7 @@ def read_earlier(config: TrainingSettings) -> EarlierRun | None:
     """Read what the run folder holds; None where nothing was saved: a start without a checkpoint binds nobody.
 
     Raises:
-        UserError: it holds foreign files, or settings that cannot be read.
+        UserError: it holds foreign files, or files of a run that are damaged.
     """
     run_dir = Path(config.output_model_dir)
     if run_dir.exists() and not (run_dir / IDENTITY_NAME).exists():
@@ -99,8 +106,8 @@ def read_earlier(config: TrainingSettings) -> EarlierRun | None:
     return EarlierRun(
         steps=steps,
         state=checkpoint.read_state(newest) if newest else None,
-        identity=orjson.loads((run_dir / IDENTITY_NAME).read_bytes()),
-        plan=orjson.loads((run_dir / PLAN_NAME).read_bytes()),
+        identity=read_json(run_dir / IDENTITY_NAME, _OF_COPY),
+        plan=read_json(run_dir / PLAN_NAME, _OF_COPY),
         ended_at=ended_at if is_there else None,
     )
 
