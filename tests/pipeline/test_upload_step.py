@@ -15,7 +15,7 @@ from configs import typed
 from pipeline import hub_server
 
 from zerokara.base import manifest
-from zerokara.publishing.exported_folder import MANIFEST_NAME, STEP, UPLOAD_RECORD_NAME
+from zerokara.publishing.exported_folder import STEP, UPLOAD_RECORD_NAME
 
 NAME = "ada/first"
 
@@ -42,7 +42,7 @@ def export_folder(folder: Path, config: str = "{}\n") -> None:
         "model": {"auto_class": "AutoModelForCausalLM", "task": "text-generation"},
         "samples": [{"prompt": "Ana are"}],
     }
-    manifest.write(folder / MANIFEST_NAME, manifest.StepSpec(STEP, SETTINGS), outputs, facts, 1.0)
+    manifest.write(folder / manifest.NAME, manifest.StepSpec(STEP, SETTINGS), outputs, facts, 1.0)
     (folder / "stray.txt").write_text("private notes", encoding="utf-8")
 
 
@@ -219,7 +219,7 @@ def test_other_files_in_the_repository_stop_it_unless_redo(user: User, hub: Any,
     assert run.returncode == 0, run.stderr
     assert hub.repositories[NAME].commits == 1
     sent = hub.repositories[NAME].files.keys() - {".gitattributes"}
-    assert sent == {path.name for path in user.folder.iterdir()} - {MANIFEST_NAME, UPLOAD_RECORD_NAME, "stray.txt"}
+    assert sent == {path.name for path in user.folder.iterdir()} - {manifest.NAME, UPLOAD_RECORD_NAME, "stray.txt"}
     assert is_streamed == ("Found 4 files" in run.stderr), "nothing is told where there is no terminal"
 
 
@@ -230,7 +230,7 @@ def edit(path: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (lambda folder: edit(folder / MANIFEST_NAME, '"holds": true', '"holds": false'), [MANIFEST_NAME]),
+        (lambda folder: edit(folder / manifest.NAME, '"holds": true', '"holds": false'), [manifest.NAME]),
         (lambda folder: edit(folder / "config.json", "{}", "[]"), ["config.json: "]),
         (lambda folder: (folder / "README.md").unlink(), ["README.md: "]),
         (lambda folder: folder.rename(folder.with_name("moved")), ["export", "step 4"]),

@@ -165,7 +165,7 @@ def write_json(path: Path, content: object) -> None:
     write_file(path, orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def read_json(path: Path, remedy: str) -> Any:
+def read_back(path: Path, remedy: str) -> Any:
     """Read JSON that `write_json` wrote. Raises UserError with the remedy if the file is damaged."""
     try:
         return orjson.loads(path.read_bytes())

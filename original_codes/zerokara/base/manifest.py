@@ -28,6 +28,7 @@ from zerokara.base.resources import available_cores
 
 SAMPLES, SAMPLE_BYTES = 256, 64 * 1024
 """Blocks that `sampled_sha256` reads of a file, and their size."""
+NAME = "manifest.json"
 FORMAT = 1
 """Raised when an earlier zerokara would misread what this one writes; further fields alone are no reason."""
 

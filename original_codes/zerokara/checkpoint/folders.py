@@ -32,7 +32,6 @@ from zerokara.config.engine import MonitoringSettings
 
 IDENTITY_NAME = "run.json"
 """The file that marks a folder as a run folder."""
-MANIFEST_NAME = "manifest.json"
 METRICS_NAME = "metrics.jsonl"
 """The numbers of a run, a line for each step (docs/metrics.md)."""
 LATEST_NAME, BEST_NAME = "latest", "best"
@@ -101,7 +100,7 @@ def check(folder: Path, parts: Collection[str] = PARTS, by_size_alone: bool = Fa
         NewerFormatError: a newer zerokara wrote it.
         OSError: the disk fails to read it; names the file.
     """
-    record_path = folder / MANIFEST_NAME
+    record_path = folder / manifest.NAME
     if not record_path.exists():
         rule = "is an incomplete checkpoint: its manifest.json, which is written last, is missing"
         rule = rule if folder.is_dir() else "there is no such checkpoint"

@@ -179,7 +179,7 @@ def save(
                 raise OSError(errno.EIO, rule, str(path))
         write_json(partial / STATE_NAME, asdict(state))
         manifest.write(
-            partial / folders.MANIFEST_NAME,
+            partial / manifest.NAME,
             manifest.StepSpec(step="checkpoint", settings={"shape": state.shape, "tokenizer": state.tokenizer_sha256}),
             outputs={**files, "state": partial / STATE_NAME},
             facts={

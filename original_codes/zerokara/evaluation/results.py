@@ -150,7 +150,7 @@ def read_card(folder: Path) -> tuple[str, manifest.Manifest | None]:
     import yaml
     from huggingface_hub import ModelCard
 
-    path, record_path = folder / CARD_NAME, folder / exported_folder.MANIFEST_NAME
+    path, record_path = folder / CARD_NAME, folder / manifest.NAME
     export = manifest.read(record_path) if exported_folder.is_export(folder) else None
     if export and not all(manifest.is_unchanged(each, record_path) for each in export.outputs["card"]):
         rule = "has changed since the export was proved"
@@ -171,7 +171,7 @@ def add_to_card(folder: Path, model: str, sections: Sequence[Section]) -> Path:
     path, (text, export) = folder / CARD_NAME, read_card(folder)
     write_file(path, with_results(text, model, sections))
     if export:
-        record_path = folder / exported_folder.MANIFEST_NAME
+        record_path = folder / manifest.NAME
         key = manifest.file_key(path)
         card = manifest.FileRecord(CARD_NAME, key.bytes, manifest.sha256_of(path), key.modified_ns)
         write_json(record_path, asdict(replace(export, outputs={**export.outputs, "card": [card]})))

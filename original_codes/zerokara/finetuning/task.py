@@ -15,7 +15,7 @@ from typing import Any, cast
 import orjson
 
 from zerokara import checkpoint
-from zerokara.base.durable import ASIDE_ENDING, read_json, unused_name, write_file, write_json
+from zerokara.base.durable import ASIDE_ENDING, read_back, unused_name, write_file, write_json
 from zerokara.base.errors import RunError, refuse
 from zerokara.base.progress import count_text, log
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
@@ -154,7 +154,7 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
 def _result(run_dir: Path) -> dict[str, Any]:
     """Result of the test; empty if there is none."""
     path = run_dir / RESULT_NAME
-    return dict(read_json(path, "delete it; the test is then done again")) if path.exists() else {}
+    return dict(read_back(path, "delete it; the test is then done again")) if path.exists() else {}
 
 
 def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, newest: Path) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 In: the settings of the plan, and how many. Out: beside the run folder a folder with a configuration and a run folder
 for each, and a script that trains and converts one after another. The models differ in their seed alone; the last one
-is their student (`model.teachers`). What it gains: docs/recipe.md#several-models.
+is their student (`model.loss`). What it gains: docs/recipe.md#several-models.
 """
 
 import shlex

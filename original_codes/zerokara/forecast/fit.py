@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerokara.base.durable import atomic_file, make_folders, read_json, write_json
+from zerokara.base.durable import atomic_file, make_folders, read_back, write_json
 from zerokara.base.errors import Fault, RunError, UserError
 from zerokara.base.progress import Progress, count_text
 from zerokara.base.resources import available_cores, available_memory, end_with_parent
@@ -289,7 +289,7 @@ class SmallRuns:
     def results(self, eval_tokens: int) -> list[MeasuredRun]:
         """Read the results of all runs that were validated on so many tokens, those of earlier plans included."""
         paths = sorted(self.folder.glob(f"*_validation{eval_tokens}.json"))
-        return [MeasuredRun(**read_json(path, "delete it; the run is then measured again")) for path in paths]
+        return [MeasuredRun(**read_back(path, "delete it; the run is then measured again")) for path in paths]
 
     def measure_speed(self, slot: Slot) -> Speed:
         """Measure the speed of a small run in a slot: a few steps of two sizes."""

@@ -24,7 +24,7 @@ from zerokara.model.attention import intra_document_mask, positions_in_documents
 from zerokara.model.dropout import Dropout
 from zerokara.model.experts import PADDING, AuxiliaryLoss
 from zerokara.model.layers import Kernels, Layer, sequence_first
-from zerokara.model.loss import Projection, cross_entropy
+from zerokara.model.loss import Projection, Teachers, cross_entropy
 from zerokara.model.megatron_core import (
     GPTModel,
     T5Model,
@@ -33,7 +33,6 @@ from zerokara.model.megatron_core import (
     scatter_to_tensor_model_parallel_region,
 )
 from zerokara.model.shapes import ModelShape
-from zerokara.model.teachers import Teachers
 
 
 class LanguageModel:

@@ -8,23 +8,28 @@ A tensor-parallel rank may hold only some rows of the vocabulary. Of each token 
 (the largest logit or log Σ exp, the sum of exponentials, the label's logit), as Megatron-LM does (Shoeybi et al., 2019,
 section 3; megatron/core/tensor_parallel/cross_entropy.py); of the gradient, one sum of [tokens, D].
 
+With teachers (Hinton et al., 2015, arXiv 1503.02531) the loss is (1 - w)·cross-entropy + w·KL(p‖q): w `teacher_weight`,
+p the mean of their probabilities, made chunk by chunk like the student's own, q. They are decoders of any size with the
+same vocabulary, and compute their hidden states one after another.
+
 Why not torch.nn.functional.linear_cross_entropy (2.13): docs/decisions.md has the measurement.
 
 Shape suffixes: N tokens, C tokens of a chunk, W of a block, D hidden size, V rows of the (padded) vocabulary that this
 rank holds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
+from torch.nn.functional import linear
 
 from zerokara.model.layers import Kernels, Softmax
 from zerokara.model.shapes import block_rows, chunk_rows
-from zerokara.model.teachers import Lesson
 from zerokara.model.weight_gradients import add_product
 
 
@@ -38,6 +43,37 @@ class Projection(NamedTuple):
     """The tensor-parallel ranks that share the vocabulary: each has as many rows, in the order of the ranks."""
 
 
+class Lesson(NamedTuple):
+    """What teachers say about the tokens of a micro batch."""
+
+    weight: float
+    outputs: list[tuple[Tensor, Tensor]]
+    """Of each teacher the last hidden states, [N, D], and the output matrix, [V, D]."""
+
+    def probabilities(self, chunk: slice) -> Tensor:
+        """Return the mean of the teachers' probabilities, [C, V] in fp32."""
+        logits = (linear(hidden_ND[chunk], weight_VD).float() for hidden_ND, weight_VD in self.outputs)
+        return reduce(Tensor.add_, (each_CV.softmax(dim=1) for each_CV in logits)).div_(len(self.outputs))
+
+
+class Teachers:
+    """The teachers of one model: no part of it, so that no engine trains, shards or saves them."""
+
+    def __init__(self, models: Sequence[Any], weight: float):
+        """`models` are `Decoder`s, whose module knows this one."""
+        self._models, self._weight = models, weight
+
+    @torch.no_grad()
+    def lesson(self, *batch: Any) -> Lesson:
+        """Let them read a batch, the arguments of `Decoder.hidden_states`."""
+        outputs = []
+        for model in self._models:
+            projection = model.projection()
+            hidden_ND = model.hidden_states(*batch).transpose(0, 1).flatten(0, 1)
+            outputs.append((hidden_ND, projection.weight_VD[: projection.vocab_size]))
+        return Lesson(self._weight, outputs)
+
+
 def cross_entropy(
     hidden_SBD: Tensor,
     labels_BS: Tensor,
@@ -48,7 +84,7 @@ def cross_entropy(
     lesson: Lesson | None = None,
 ) -> Tensor:
     """Nats summed over the tokens whose mask is 1 (None: over all), a scalar in fp32; padding rows never win. A lesson
-    (`teachers`) adds its KL divergence; the process must then hold the whole vocabulary.
+    adds its KL divergence; the process must then hold the whole vocabulary.
 
     `per_token` gives those of each token, [B, S] in fp32, whatever its mask, without gradients, in the same chunks.
 

@@ -87,7 +87,7 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
             each["source"] = Path(each["source"]).name  # no folders of this machine
         durable.write_file(partial / METRICS_NAME, b"".join(orjson.dumps(line) + b"\n" for line in curve))
         return manifest.write(
-            partial / exported_folder.MANIFEST_NAME,
+            partial / manifest.NAME,
             exported_folder.work(source, settings),
             outputs,
             facts | {"seconds": seconds},

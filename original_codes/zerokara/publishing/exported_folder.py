@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
     from zerokara.publishing.checkpoint_source import CheckpointSource
 
 STEP = "convert"
-MANIFEST_NAME = "manifest.json"
 UPLOAD_RECORD_NAME = "upload.manifest.json"
 """Manifest of step 6, beside the model; it is not uploaded."""
 _KEY = "output_tokenizer_and_model_dir"
@@ -36,9 +35,9 @@ def work(source: "CheckpointSource", settings: "ConvertConfig") -> manifest.Step
     names = (
         "dtype", "max_shard_size", "check_lines", "test_prompt_text", "huggingface_name", "language", "license",
     )  # fmt: skip
-    read: dict[str, manifest.Inputs] = {"checkpoint": source.folder / MANIFEST_NAME, "tokenizer": source.tokenizer_path}
+    read: dict[str, manifest.Inputs] = {"checkpoint": source.folder / manifest.NAME, "tokenizer": source.tokenizer_path}
     if source.averaged:
-        read["averaged checkpoints"] = [folder / MANIFEST_NAME for folder in source.averaged_folders]
+        read["averaged checkpoints"] = [folder / manifest.NAME for folder in source.averaged_folders]
     of_step_7 = {"chat_template": facts.CHAT_TEMPLATE_NAME, "finetuning": facts.NAME}
     read |= {key: source.run_dir / name for key, name in of_step_7.items() if (source.run_dir / name).is_file()}
     return manifest.StepSpec(
@@ -90,7 +89,7 @@ def check_space(settings: "ConvertSettings", source: "CheckpointSource") -> None
 
 def to_keep(folder: Path) -> list[str]:
     """Files of an export to be replaced that step 4 did not write, or that were changed since."""
-    record = folder / MANIFEST_NAME
+    record = folder / manifest.NAME
     if not record.exists():
         return []
     ours = {one.path: one for one in files(manifest.read(record))}
@@ -98,7 +97,7 @@ def to_keep(folder: Path) -> list[str]:
     return sorted(
         name
         for name in found
-        if name not in (MANIFEST_NAME, UPLOAD_RECORD_NAME)
+        if name not in (manifest.NAME, UPLOAD_RECORD_NAME)
         and not name.startswith(".cache/")  # of huggingface_hub
         and (name not in ours or not manifest.is_unchanged(ours[name], record))
     )
@@ -107,7 +106,7 @@ def to_keep(folder: Path) -> list[str]:
 def is_export(folder: Path) -> bool:
     """True for a folder that step 4 wrote."""
     try:
-        return manifest.read(folder / MANIFEST_NAME).step == STEP
+        return manifest.read(folder / manifest.NAME).step == STEP
     except UserError:  # there is no manifest, or it is of another program
         return False
 
@@ -116,7 +115,7 @@ def begins_documents(folder: Path) -> bool:
     """False of an export in whose training nothing stood before a document, whatever its tokenizer puts there."""
     if not is_export(folder):
         return True
-    return bool(manifest.read(folder / MANIFEST_NAME).facts.get("tokenizer", {}).get("start_id", -1) >= 0)
+    return bool(manifest.read(folder / manifest.NAME).facts.get("tokenizer", {}).get("start_id", -1) >= 0)
 
 
 def proved(folder: Path) -> manifest.Manifest:
@@ -125,7 +124,7 @@ def proved(folder: Path) -> manifest.Manifest:
     Raises:
         UserError: there is no folder, no manifest, another step's manifest, or the proof did not hold.
     """
-    path = folder / MANIFEST_NAME
+    path = folder / manifest.NAME
     if not path.exists():
         rule = "holds no export: step 4 did not write or finish it" if folder.exists() else "there is no such folder"
         raise UserError(Fault(str(folder), rule, remedy=nearest(folder, "run step 4")))
@@ -145,7 +144,7 @@ def prompts(folder: Path, settings: "ConvertSettings") -> list[str]:
     """
     if settings.test_prompt_text != "auto":
         return list(settings.test_prompt_text)
-    record, tuned = folder / MANIFEST_NAME, facts.read(folder)
+    record, tuned = folder / manifest.NAME, facts.read(folder)
     samples = manifest.read(record).facts.get("samples", []) if record.exists() else []
     chosen = [tuned.input_of(sample["prompt"]) if tuned else sample["prompt"] for sample in samples]
     return chosen or ["1, 2, 3,"]
@@ -162,7 +161,7 @@ def check_unchanged(folder: Path, export: manifest.Manifest) -> None:
     Raises:
         UserError: lists every file that is missing, or has changed since it was proved.
     """
-    record_path, rule = folder / MANIFEST_NAME, "is missing, or has changed since the export was proved"
+    record_path, rule = folder / manifest.NAME, "is missing, or has changed since the export was proved"
     changed = [record.path for record in files(export) if not manifest.is_unchanged(record, record_path)]
     refuse(Fault(str(folder / path), rule, remedy=_REMEDY) for path in changed)
 
@@ -187,7 +186,7 @@ def validation_text(
     folder = run_dir if (run_dir / RESOLVED_NAME).is_file() else run_dir.parent
     try:
         prefix = load_run(folder / RESOLVED_NAME).output_prefix
-        trained_on = manifest.read(model_dir / MANIFEST_NAME).facts.get("data", {}).get("sha256")
+        trained_on = manifest.read(model_dir / manifest.NAME).facts.get("data", {}).get("sha256")
     except UserError:
         return None
     if tokens_of(prefix, trained_on) is None:

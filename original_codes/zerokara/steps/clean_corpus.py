@@ -32,7 +32,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
     from zerokara.corpus.token_hashes import MIN_TOKENS
 
     plan, output = make_plan(config), Path(config.output_dir)
-    text, record = output / "text", output / "manifest.json"
+    text, record = output / "text", output / manifest.NAME
     # The next step's configuration may name the raw text's field.
     clean_text = {"input": [str(text)]}, {"text_field": "text"}
     following = command.next_command("1_train_sentencepiece_tokenizer.py", options, config, *clean_text)

@@ -25,7 +25,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     notebook = "5_fill_masked_spans_with_model.ipynb" if is_encoder_decoder else "5_play_with_model.ipynb"
     following = f"next: {talk}\nor try {folder} in {notebook}, or list an upload: {upload}"
     work = exported_folder.work(source, config)
-    done = manifest.already_done(folder / exported_folder.MANIFEST_NAME, work, redo=options.redo)
+    done = manifest.already_done(folder / manifest.NAME, work, redo=options.redo)
     if done is not None:
         log(f"step 4 convert: done already, {folder} was made from {source.folder} (--redo: again)")
         _print_samples(done.facts["samples"], is_encoder_decoder)

@@ -40,7 +40,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     """Do step 8, or say that it is done, or what it would do."""
     started = time.monotonic()
     folder = Path(config.output_dir)
-    names = ("results.json", "report.html", "manifest.json")
+    names = ("results.json", "report.html", manifest.NAME)
     results_path, page_path, manifest_path = written = [folder / name for name in names]
     outputs = [*written, folder / "cache"]
     files = find_files(config.texts, config.where("texts"), outputs=outputs) if config.texts else []

@@ -49,7 +49,7 @@ class Outputs:
 def of_tokenizer(config: TokenizerConfig) -> Outputs:
     """Step 1."""
     folder = Path(config.output_dir)
-    files = [folder / name for name in (*TOKENIZER_NAMES, LOG_NAME, "manifest.json")]
+    files = [folder / name for name in (*TOKENIZER_NAMES, LOG_NAME, manifest.NAME)]
     return Outputs("output_dir", files, "" if (folder / WORK_NAME).is_dir() else TOKENIZER_STEP)
 
 
@@ -75,7 +75,7 @@ def of_export(config: ConvertSettings) -> Outputs:
     """Step 4, which makes a folder beside an existing one and replaces it."""
     folder = Path(config.output_tokenizer_and_model_dir).absolute()  # "." has no name
     beside = folder.with_name(folder.name + PARTIAL_SUFFIX)
-    return Outputs("output_tokenizer_and_model_dir", [beside / "manifest.json", folder / "manifest.json"])
+    return Outputs("output_tokenizer_and_model_dir", [beside / manifest.NAME, folder / manifest.NAME])
 
 
 def check(config: Settings, outputs: Outputs, **inputs: Sequence[InputFile]) -> None:

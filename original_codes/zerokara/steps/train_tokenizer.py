@@ -26,7 +26,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     files = find_files(config.input, config.where("input"))
     others = _tokenizers(config, "compare_with", config.compare_with)
     folder = Path(config.output_dir)
-    model_path, manifest_path = folder / made_name(config.base_tokenizer), folder / "manifest.json"
+    model_path, manifest_path = folder / made_name(config.base_tokenizer), folder / manifest.NAME
     settings = config.model_dump(exclude={"input", "output_dir", "compare_with", "base_tokenizer"})
     counts = Counter(file.source for file in files)
     settings["input (number of files of each entry)"] = [counts[number] for number in range(len(config.input))]

@@ -52,7 +52,7 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
         print(f"next: {named}{command.next_command('6_upload.py', options, config)}")
         return
     done = hub.upload(folder, files, name, private=config.private, replace=options.redo)
-    work = manifest.StepSpec("upload", {"repository": name}, inputs={"export": folder / exported_folder.MANIFEST_NAME})
+    work = manifest.StepSpec("upload", {"repository": name}, inputs={"export": folder / manifest.NAME})
     facts = {"url": done.url, "commit": done.commit, "private": done.private, "files": len(files), "bytes": total}
     manifest.write(record_path, work, {}, facts, time.monotonic() - started)
     rows = [

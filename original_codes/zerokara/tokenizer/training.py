@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokara import tokenizer as names
+from zerokara.base import manifest
 from zerokara.base.durable import sync_folder, write_file, write_json
 from zerokara.base.errors import RunError, UserError
 from zerokara.base.progress import bytes_text, log
@@ -79,14 +80,14 @@ def build(
             log_path.unlink(missing_ok=True)
         _empty(work_dir)
         # A model without a manifest is what a killed run left: there the folder stays, as the sign that it is ours.
-        if (folder / "manifest.json").exists() or not (folder / model_path.name).exists():
+        if (folder / manifest.NAME).exists() or not (folder / model_path.name).exists():
             discard_work(folder)
         raise
 
 
 def move_into_place(folder: Path) -> list[Path]:
     """Give the files of the work folder their names in `folder`, where no manifest stands until it is written again."""
-    (folder / "manifest.json").unlink(missing_ok=True)
+    (folder / manifest.NAME).unlink(missing_ok=True)
     made = [name for name in names.TOKENIZER_NAMES if (folder / names.WORK_NAME / name).exists()]
     for name in made:
         os.replace(folder / names.WORK_NAME / name, folder / name)

@@ -20,7 +20,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from zerokara.base import file_lock
-from zerokara.base.durable import PARTIAL_SUFFIX, made_folder, read_json, remove_folder, write_json
+from zerokara.base.durable import PARTIAL_SUFFIX, made_folder, read_back, remove_folder, write_json
 from zerokara.base.errors import Fault, UserError
 from zerokara.base.progress import Progress, bytes_text, log, plural
 from zerokara.tokens.indexed import TokenPaths, bin_path
@@ -107,7 +107,7 @@ def write_once(path: Path, content: Any) -> Any:
             with open(path, "xb") as file:
                 file.write(proposed.read_bytes())
     proposed.unlink()
-    return read_json(path, "delete this folder to start over")
+    return read_back(path, "delete this folder to start over")
 
 
 def reconcile(

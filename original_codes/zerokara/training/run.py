@@ -24,7 +24,7 @@ from zerokara.huggingface import families, from_hf
 from zerokara.model import builder, compilation, initial_weights, layers, parallel
 from zerokara.model.attention_check import check_attention
 from zerokara.model.builder import Model
-from zerokara.model.teachers import Teachers
+from zerokara.model.loss import Teachers
 from zerokara.samples.batches import Batches, BatchLayout
 from zerokara.samples.objective import Batch
 from zerokara.training.compute import engine_choice, optimizer_rules

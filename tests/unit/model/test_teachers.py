@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from zerokara.model import loss, shapes
 from zerokara.model.language_model import Decoder
 from zerokara.model.layers import Kernels
-from zerokara.model.teachers import Teachers
+from zerokara.model.loss import Teachers
 
 BATCH, LENGTH = 3, 24
 TEACHERS = {"architecture": "qwen3", "hidden_size": 32}, {"num_layers": 3}

@@ -128,7 +128,7 @@ def masked(seq_len: int = 8) -> SpanCorruption:
 
 @pytest.mark.parametrize(("num_ranks", "micro"), [(1, 1), (1, 4), (2, 1), (3, 2)])
 def test_masked_samples_cover_every_part_whole(prefix: Path, num_ranks: int, micro: int) -> None:
-    """17 tokens in parts of 7, 0 and 10: each is cut by itself, its last sample filled up with ends that do not count."""
+    """17 tokens in parts of 7, 0 and 10: each is cut by itself, its last sample filled up with uncounted ends."""
     made, tokens = masked(), [token for document in DOCUMENTS for token in document]
     raw = made.lengths.raw
     evaluation = validation_batches(prefix, made, start_id=2, part_tokens=[7, 0, 10])

@@ -8,6 +8,7 @@ from configs import fault_of
 from made_checkpoints import saved
 
 from zerokara import checkpoint
+from zerokara.base import manifest
 from zerokara.base.errors import refuse
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
@@ -132,7 +133,7 @@ def test_a_finished_run_stays_finished_where_its_last_start_tried_something(run:
     plan = run.start("max_steps=40", "weight_decay=0.5")
     facts = {"step": "3_train", "settings": {}, "inputs": {}, "outputs": {}, "facts": {"steps": 1}, "seconds": 1.0}
     made = {**facts, "facts": {"steps": 40}, "created": "", "versions": {}}
-    (plan.run_dir / run_folder.MANIFEST_NAME).write_bytes(orjson.dumps(made))
+    (plan.run_dir / manifest.NAME).write_bytes(orjson.dumps(made))
     last = saved(plan.run_dir, 40, shape=plan.shape.as_json())
 
     def complete(*typed: str) -> bool:

@@ -12,16 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokara import checkpoint
-from zerokara.base import file_lock, manifest
-from zerokara.base.durable import (
-    ASIDE_ENDING,
-    PARTIAL_SUFFIX,
-    made_folder,
-    read_json,
-    unused_name,
-    write_file,
-    write_json,
-)
+from zerokara.base import durable, file_lock, manifest
 from zerokara.base.errors import Fault, RunError, UserError
 from zerokara.base.progress import count_text, plural, seconds_text
 from zerokara.checkpoint.folders import BEST_NAME, EXPORTED_PARTS, IDENTITY_NAME, LATEST_NAME, METRICS_NAME
@@ -32,7 +23,6 @@ from zerokara.model.shapes import ModelShape
 from zerokara.training.planning.earlier_run import PLACES, WITHOUT_EFFECT, EarlierRun, identity_of
 from zerokara.training.planning.run_plan import PLAN_NAME, RunPlan
 
-MANIFEST_NAME = "manifest.json"
 STOP_NAME = "STOP"
 """``touch STOP`` in the run folder asks for a stop, from any machine that sees it."""
 LOCK_NAME, COMMAND_LOCK_NAME = LOCK_NAMES = "lock", "command.lock"
@@ -69,7 +59,7 @@ def command_lock(config: TrainingSettings) -> Iterator[None]:
     """
     run_dir = Path(config.output_model_dir)
     path = run_dir / COMMAND_LOCK_NAME
-    with made_folder(run_dir.resolve()), file_lock.held(path) as is_ours:  # of a link, what it names
+    with durable.made_folder(run_dir.resolve()), file_lock.held(path) as is_ours:  # of a link, what it names
         if not is_ours:
             holder = file_lock.read_holder(path)
             stop = f", stop it (kill {holder.pid}: it saves and exits)" if holder and holder.is_here else ""
@@ -91,11 +81,11 @@ def read_earlier(config: TrainingSettings) -> EarlierRun | None:
     run_dir = Path(config.output_model_dir)
     if run_dir.exists() and not (run_dir / IDENTITY_NAME).exists():
         # A start may have been killed while it wrote its first file.
-        unfinished = set(run_dir.glob(f"{IDENTITY_NAME}*{PARTIAL_SUFFIX}"))
+        unfinished = set(run_dir.glob(f"{IDENTITY_NAME}*{durable.PARTIAL_SUFFIX}"))
         if any(path not in unfinished and path.name not in LOCK_NAMES for path in run_dir.iterdir()):
             rule = "must be an empty folder or a run folder; it holds other files"
             raise UserError(config.fault("output_model_dir", rule, "choose another folder"))
-    steps, ended = checkpoint.all_steps(run_dir), run_dir / MANIFEST_NAME
+    steps, ended = checkpoint.all_steps(run_dir), run_dir / manifest.NAME
     if not (steps or checkpoint.broken_names(run_dir) or ended.exists()):
         return None
     states = (checkpoint.folder_of(run_dir, step) for step in reversed(steps))
@@ -106,8 +96,8 @@ def read_earlier(config: TrainingSettings) -> EarlierRun | None:
     return EarlierRun(
         steps=steps,
         state=checkpoint.read_state(newest) if newest else None,
-        identity=read_json(run_dir / IDENTITY_NAME, _OF_COPY),
-        plan=read_json(run_dir / PLAN_NAME, _OF_COPY),
+        identity=durable.read_back(run_dir / IDENTITY_NAME, _OF_COPY),
+        plan=durable.read_back(run_dir / PLAN_NAME, _OF_COPY),
         ended_at=ended_at if is_there else None,
     )
 
@@ -115,18 +105,18 @@ def read_earlier(config: TrainingSettings) -> EarlierRun | None:
 def claim(plan: RunPlan, table: Sequence[tuple[str, str]] = ()) -> None:
     """Make the run folder, or take the one of this run, which `read_earlier` has found; `table` is for a reader."""
     run_dir, config = plan.run_dir, plan.requested
-    write_json(run_dir / IDENTITY_NAME, identity_of(plan))  # the first file: it tells whose the folder is
+    durable.write_json(run_dir / IDENTITY_NAME, identity_of(plan))  # the first file: it tells whose the folder is
     files: dict[str, bytes | str] = {**plan.encoder.run_files, **plan.data.run_files}
     for name, content in files.items():
         (run_dir / name).parent.mkdir(exist_ok=True)
-        write_file(run_dir / name, content)
-    write_file(run_dir / RESOLVED_NAME, as_yaml(config))
+        durable.write_file(run_dir / name, content)
+    durable.write_file(run_dir / RESOLVED_NAME, as_yaml(config))
     plan.write(run_dir / PLAN_NAME, table)
 
 
 def name_aside(run_dir: Path) -> Path:
     """Return the name under which `set_aside` would keep a run."""
-    return unused_name(run_dir.resolve() if run_dir.is_symlink() else run_dir, ASIDE_ENDING)
+    return durable.unused_name(run_dir.resolve() if run_dir.is_symlink() else run_dir, durable.ASIDE_ENDING)
 
 
 def set_aside(run_dir: Path) -> None:
@@ -198,8 +188,8 @@ def record(plan: RunPlan, newest: Path) -> manifest.Manifest:
     settings = plan.requested.model_dump(mode="json", exclude={*PLACES, *WITHOUT_EFFECT})
     settings |= {**identity_of(plan), "steps": plan.schedule.num_steps}
     spec = manifest.StepSpec("3_train", settings, {"tokenizer": plan.encoder.record})
-    outputs = {"metrics": plan.run_dir / METRICS_NAME, "checkpoint": newest / "manifest.json"}
-    return manifest.write(plan.run_dir / MANIFEST_NAME, spec, outputs, facts, state.seconds)
+    outputs = {"metrics": plan.run_dir / METRICS_NAME, "checkpoint": newest / manifest.NAME}
+    return manifest.write(plan.run_dir / manifest.NAME, spec, outputs, facts, state.seconds)
 
 
 def summary_rows(
