@@ -59,8 +59,10 @@ NEVER = {
 }
 """Patterns that meet settings, names of files, programs and what they print, by the name or function that has them."""
 BOUNDED = {
-    "cleaning/rules.py": "_is_unspaced _measure",
+    "cleaning/rules.py": "_measure",
+    "corpus/token_hashes.py": "tokens_per_word",
     "base/errors.py": "_NOT_SHOWN redacted",
+    "samples/objective.py": "_GRAPHEME",
     "tokenizer/morphemes.py": "_GRAPHEME morphemes",
 }
 """Patterns that meet the beginning of a text, or a line of limited length; `FUNCTIONS` has the functions."""
@@ -180,7 +182,7 @@ def _own_lines(text: str) -> None:
 
 
 def _owners(text: str) -> None:
-    index = token_hashes.NgramIndex([(owner, token_hashes.hashes_of(text)) for owner in (0, 1)], 13)
+    index = token_hashes.NgramIndex([(owner, token_hashes.hashes_of(text), 1) for owner in (0, 1)], 13)
     deque(index.owners_of(token_hashes.hashes_of(text)), 0)
 
 

@@ -21,12 +21,12 @@ from zerokara.config.loading import FILES, load
 from zerokara.corpus.documents import HARMLESS, BadLine, Document
 from zerokara.corpus.find import CORPUS, Formats, FoundFiles, InputFile, find_files
 from zerokara.corpus.read import Range, gathered, ranges, read
-from zerokara.corpus.token_hashes import NgramIndex, hashes_of
+from zerokara.corpus.token_hashes import NgramIndex, hashes_of, tokens_per_word
 from zerokara.examples.formats import read_records
 
 READ, CLEAN, UNREADABLE = "read", "text", "unreadable"
 EXACT, NEAR, LINES = "exact_duplicates", "near_duplicates", "repeated_lines"
-_FORMAT = 4
+_FORMAT = 5
 """Raised when the same plan would give other results."""
 _TASK_BYTES, _LEAST_TASKS, _MOST_TASKS = 64_000_000, 16, 4000
 _EVALUATION = Formats({**CORPUS.of_suffix, ".tsv": "tsv"}, f"{CORPUS.text}; .tsv")
@@ -68,7 +68,7 @@ class Plan:
         Raises:
             UserError: a file is damaged.
         """
-        texts = ((number, hashes_of(text)) for number, text in _texts(self.evaluation_files))
+        texts = ((number, hashes_of(text), tokens_per_word(text)) for number, text in _texts(self.evaluation_files))
         return NgramIndex(texts, self.config.evaluation_overlap)
 
     @property

@@ -22,13 +22,15 @@ from ftfy.badness import badness
 from zerokara.base.errors import UserError
 from zerokara.cleaning.plan import Plan
 from zerokara.config.clean_config import CleanConfig, FilterName
-from zerokara.corpus.token_hashes import UNSPACED, hashes_of, words
+from zerokara.corpus.token_hashes import hashes_of, tokens_per_word, words
 
 _HEAD_CHARACTERS, _EXAMPLE_CHARACTERS, _NUM_EXAMPLES, _SAMPLE_BYTES = 2000, 300, 3, 5_000_000
 _FILTERED_CHARACTERS = 1_000_000
 """Of a text, what the filters see for the report: one of 16 MB would take a minute, and 2 GB."""
 _RISKY = re.compile("[!-~]?[\x80-\u052f\u2010-\u2bff\ufb01\ufb02\ufffd]{2,}")
 """All that can be mojibake, to spare ftfy the rest: it reads 8 MB a second."""
+_IPA = re.compile("œ[\u0300-\u036f]")
+"""Vowels of a phonetic alphabet, which ftfy takes for mojibake."""
 _PERSONAL = {
     # Not datatrove's, which reads a line again from every word of it: it begins at the "@".
     "e-mail addresses": re.compile(r"(?<=[\w!#$%&'*+/=?^`{|}~-])@[A-Za-z0-9-]{1,63}\.[A-Za-z0-9]"),
@@ -47,7 +49,8 @@ def damage_of(text: str) -> float:
     """Share of the characters that a wrong decoding has damaged."""
     if text.isascii():
         return 0.0
-    return (text.count("\ufffd") + badness(" ".join(_RISKY.findall(text)))) / len(text)
+    risky = _IPA.sub("", " ".join(_RISKY.findall(text)))
+    return (text.count("\ufffd") + badness(risky)) / len(text)
 
 
 def language_of(text: str) -> str:
@@ -56,16 +59,11 @@ def language_of(text: str) -> str:
     return str(found[0]["lang"]) if found else "?"
 
 
-def _is_unspaced(text: str) -> bool:
-    head = text[:_HEAD_CHARACTERS]
-    return 3 * len(re.findall(f"[{UNSPACED}]", head)) > len(head)
-
-
 class _Words(WordTokenizer):
     """What stands between white space; in scripts without spaces, each character."""
 
     def word_tokenize(self, text: str) -> list[str]:
-        return words(text) if _is_unspaced(text) else text.split()
+        return words(text) if tokens_per_word(text) > 1 else text.split()
 
     def sent_tokenize(self, text: str) -> list[str]:
         raise NotImplementedError  # no filter of `FilterName` asks for it
@@ -84,7 +82,7 @@ def _filter(name: str, thresholds: Mapping[str, Any]) -> Callable[[str], str]:
         with warnings.catch_warnings(action="ignore"):
             found = made.filter(Document(text=text, id=""))
         reason = str(found[1]) if isinstance(found, tuple) else "" if found else "broken"
-        return "" if reason in _OF_SPACED_WORDS and _is_unspaced(text) else reason
+        return "" if reason in _OF_SPACED_WORDS and tokens_per_word(text) > 1 else reason
 
     return reason_against
 

@@ -11,6 +11,7 @@ share of equal values estimates the Jaccard similarity of two sets of n-grams, a
 
 import os
 import re
+import unicodedata
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -284,7 +285,7 @@ def own_lines(lines: Sequence[str], repeats: Callable[[int], bool]) -> tuple[int
     for number, following in pairwise([*range(tail, size), *range(head), -1]):
         row.append(number)
         line = lines[filled[number]].strip()
-        letters += len(line) + len(_UNSPACED.findall(line))
+        letters += sum(not unicodedata.combining(each) for each in line) + len(_UNSPACED.findall(line))
         if following < 0 or not repeats(pair_key(keys[number], keys[following])):
             site.update(row if letters >= _MIN_ROW_CHARACTERS else ())
             row, letters = [], 0

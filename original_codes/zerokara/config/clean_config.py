@@ -35,9 +35,9 @@ class Rules(Settings):
     """Drop documents in which a wrong decoding damaged more than this share of the characters: U+FFFD, and mojibake as
     ftfy recognises it."""
     evaluation_overlap: NaturalInt = 13
-    """Drop documents that share this many words in a row (characters in scripts without spaces) with evaluation_data,
-    which would make scores on it worthless. A shorter text must occur as a whole; a text of fewer than 8 words is not
-    looked for."""
+    """Drop documents that share this many words in a row (in scripts without spaces, three times as many characters)
+    with evaluation_data: scores on it would be worthless. A shorter text must occur as a whole; a text of fewer than 8
+    words is not looked for."""
     evaluation_data: Words = ("config.yaml", "evaluate_config.yaml", "finetune_config.yaml")
     """Text files; or configuration files, whose texts, test_data, valid_data and valid_jsonl name the files to look
     for."""

@@ -1,7 +1,8 @@
 """Texts → their tokens, 64-bit hashes of these, and of every n in a row: what two texts share, in any language.
 
 Tokens are words in lower case; in scripts that are written without spaces, single characters. So one measure serves all
-languages: five tokens in a row are five words, or five characters. Where texts that differ in them must not be the same
+languages: five tokens in a row are five words, or five characters (three of which say as much as a word, where it is
+counted how much two texts share). Where texts that differ in them must not be the same
 (`+` and `-`, ``Yes.`` and ``Yes?``, an emoji), each sign is a token, too.
 """
 
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 Hashes = NDArray[np.uint64]
-MIN_TOKENS = 8
-"""A text with fewer tokens is not looked for by n-grams: "very good film" is everywhere."""
+MIN_WORDS = 8
+"""A text with fewer words is not looked for by n-grams: "very good film" is everywhere."""
 UNSPACED = (  # from Thai to Batak, Chinese to Yi, Javanese to Tai Viet, old scripts, Tangut, kana, Chinese again
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f\u1bc0-\u1bff\u2e80-\u2fdf"
     "\u3005-\u3007\u3021-\u3029\u3031-\u3035\u3038-\u303c\u3041-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf"
@@ -32,6 +33,9 @@ _MARKS = "".join(
 r"""Marks inside words, which `\w` leaves out: accents, tones, the vowels of Hebrew, Arabic and the scripts of India."""
 _WORD = rf"[^\W{UNSPACED}]+(?:[{_MARKS}][^\W{UNSPACED}]*)*|[{UNSPACED}]"
 _TOKEN, _TOKEN_OR_SIGN = re.compile(_WORD), re.compile(rf"{_WORD}|[^\w\s]")
+_IGNORED = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
+"""Characters that nobody sees: soft hyphens, joiners, spaces of no width, directions."""
+_HEAD_CHARACTERS = 2000
 _PART = re.compile(r"(\w?\W{63})")
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 """Odd, so that no bit of a hash is lost (the golden ratio in 64 bits)."""
@@ -45,7 +49,18 @@ def composed(text: str) -> str:
 
 def words(text: str, with_signs: bool = False) -> list[str]:
     """The tokens of a text, in order."""
-    return (_TOKEN_OR_SIGN if with_signs else _TOKEN).findall(composed(text).lower())
+    return (_TOKEN_OR_SIGN if with_signs else _TOKEN).findall(_IGNORED.sub("", composed(text)).lower())
+
+
+def tokens_per_word(text: str) -> int:
+    """How many tokens say as much as a word: 3 in scripts without spaces, where a token is a character; else 1."""
+    head = text[:_HEAD_CHARACTERS]
+    return 3 if 3 * len(re.findall(f"[{UNSPACED}]", head)) > len(head) else 1
+
+
+def is_short(text: str) -> bool:
+    """True if a text has fewer words than are looked for by n-grams."""
+    return len(words(text)) < MIN_WORDS * tokens_per_word(text)
 
 
 def hashes_of(text: str, with_signs: bool = False) -> Hashes:
@@ -66,15 +81,15 @@ class NgramIndex:
     """N-grams of texts, by size (`longest`, or a shorter text's own): in rising order, and the owner of each; 12 bytes
     each."""
 
-    def __init__(self, texts: Iterable[tuple[int, Hashes]], longest: int):
-        """Index texts by their tokens, each with its owner."""
+    def __init__(self, texts: Iterable[tuple[int, Hashes, int]], longest: int):
+        """Index texts by their tokens, each with its owner before, and `tokens_per_word` after; `longest` in words."""
         self.num_short = 0
-        """Texts that are left out, since they have fewer than `MIN_TOKENS`."""
+        """Texts that are left out, since they have fewer than `MIN_WORDS`."""
         found: dict[int, list[tuple[Hashes, NDArray[np.int32]]]] = defaultdict(list)
-        for owner, hashes in texts:
-            self.num_short += len(hashes) < MIN_TOKENS
-            if len(hashes) >= MIN_TOKENS:
-                size = min(longest, len(hashes))
+        for owner, hashes, word in texts:
+            self.num_short += len(hashes) < MIN_WORDS * word
+            if len(hashes) >= MIN_WORDS * word:
+                size = min(longest * word, len(hashes))
                 known = np.unique(ngrams(hashes, size))
                 found[size].append((known, np.full(len(known), owner, np.int32)))
         self._by_size = {}

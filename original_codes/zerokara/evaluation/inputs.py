@@ -28,7 +28,7 @@ from zerokara.config.finetune_config import FinetuneConfig
 from zerokara.corpus.documents import HARMLESS, BadLine, Document
 from zerokara.corpus.find import TABLES, InputFile, find_files
 from zerokara.corpus.read import read_files
-from zerokara.corpus.token_hashes import MIN_TOKENS, words
+from zerokara.corpus.token_hashes import is_short
 from zerokara.evaluation import overlap
 from zerokara.evaluation.baselines import Pair
 from zerokara.evaluation.overlap import Overlap
@@ -165,7 +165,7 @@ class TaskData:
     def texts(self) -> list[tuple[str, ...]]:
         """Texts of each example to look for in a corpus; labels and short answers are in any text."""
         return [
-            (source,) if self.labels or len(words(reference)) < MIN_TOKENS else (source, reference)
+            (source,) if self.labels or is_short(reference) else (source, reference)
             for source, reference in zip(self.sources, self.references, strict=True)
         ]
 

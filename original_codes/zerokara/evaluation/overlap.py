@@ -3,11 +3,11 @@
 A text of an example overlaps another text
 
 * *exactly*, if it is one of the others, or a line of one, up to white space and Unicode's composed form;
-* *by n-gram*, if the two share `NGRAM` tokens in a row; a text of fewer tokens must be in the other as a whole, and one
-  of fewer than eight is compared exactly only: "very good film" is everywhere. What most examples of a task share is
-  left out.
+* *by n-gram*, if the two share `NGRAM` words in a row; a text of fewer must be in the other as a whole, and one of
+  fewer than eight is compared exactly only: "very good film" is everywhere. What most examples of a task share is left
+  out.
 
-Tokens are those of `corpus.token_hashes`: words in lower case, or single characters in scripts without spaces.
+Words are those of `corpus.token_hashes`, in lower case; in scripts without spaces three characters stand for one.
 13 is the length that the GPT-3 paper looks for (Brown et al. 2020, appendix C), 8 the least that it allows.
 """
 
@@ -18,7 +18,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from zerokara.corpus.token_hashes import Hashes, NgramIndex, composed, hashes_of, ngrams
+from zerokara.corpus.token_hashes import Hashes, NgramIndex, composed, hashes_of, ngrams, tokens_per_word
 
 NGRAM = 13
 MOST_OWNERS = 8
@@ -55,9 +55,10 @@ class Overlap:
 
 def find(tasks: Sequence[Sequence[Sequence[str]]], others: Iterable[str]) -> list[Overlap]:
     """Look for the examples of each task, each of one text or several, among `others`, which are read once."""
-    whole, hashed, num = dict[str, list[int]](), list[tuple[int, Hashes]](), 0
+    whole, hashed, num = dict[str, list[int]](), list[tuple[int, Hashes, int]](), 0
     for examples in tasks:
-        of_task = [(number, hashes_of(text)) for number, texts in enumerate(examples, num) for text in texts]
+        of_texts = ((number, text) for number, texts in enumerate(examples, num) for text in texts)
+        of_task = [(number, hashes_of(text), tokens_per_word(text)) for number, text in of_texts]
         hashed += _without_shared(of_task, max(MOST_OWNERS, len(examples) // 2))
         for number, texts in enumerate(examples, num):
             for text in texts:
@@ -72,20 +73,20 @@ def find(tasks: Sequence[Sequence[Sequence[str]]], others: Iterable[str]) -> lis
     return [found.part(start, len(examples)) for start, examples in zip(starts, tasks, strict=False)]
 
 
-def _without_shared(texts: Sequence[tuple[int, Hashes]], most: int) -> Iterator[tuple[int, Hashes]]:
+def _without_shared(texts: Sequence[tuple[int, Hashes, int]], most: int) -> Iterator[tuple[int, Hashes, int]]:
     """What is left of texts without the tokens of n-grams that more than `most` examples have."""
     of_example = defaultdict[int, list[Hashes]](lambda: [np.empty(0, np.uint64)])
-    for example, hashes in texts:
-        of_example[example].append(ngrams(hashes, NGRAM))
+    for example, hashes, word in texts:
+        of_example[example].append(ngrams(hashes, NGRAM * word))
     all_ngrams = [np.unique(np.concatenate(each)) for each in of_example.values()]
     known, counts = np.unique(np.concatenate([np.empty(0, np.uint64), *all_ngrams]), return_counts=True)
-    for example, hashes in texts:
+    for example, hashes, word in texts:
         is_shared = np.zeros(len(hashes), np.bool_)
-        for start in np.flatnonzero(np.isin(ngrams(hashes, NGRAM), known[counts > most])):
-            is_shared[start : start + NGRAM] = True
+        for start in np.flatnonzero(np.isin(ngrams(hashes, NGRAM * word), known[counts > most])):
+            is_shared[start : start + NGRAM * word] = True
         edges = np.flatnonzero(is_shared[1:] != is_shared[:-1]) + 1
         parts = zip(np.split(hashes, edges), np.split(is_shared, edges), strict=True)
-        yield from ((example, part) for part, shared in parts if not shared.any())
+        yield from ((example, part, word) for part, shared in parts if not shared.any())
 
 
 def normalized(text: str) -> str:

@@ -5,11 +5,12 @@ The page (`page.html.jinja`) is one HTML file that needs no network, no script, 
 escapes whatever comes from a model's or a file's name. Beside each number stands a dot on a line for its interval.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import regex
 
 from zerokara.base import manifest
 from zerokara.base.durable import write_file, write_json
@@ -202,7 +203,7 @@ def _result(row: Row, value: float, section: Section) -> Any:
     data = str(section.facts.get("text", section.name))
     return EvalResult(
         task_type="text-generation",
-        dataset_type=re.sub(r"[^\w.-]+", "-", data),  # what the Hub tells data sets apart by
+        dataset_type=regex.sub(r"[^\w\p{M}.-]+", "-", data),  # what the Hub tells data sets apart by
         dataset_name=data,
         metric_type=section.metric,
         metric_name=f"{section.metric.replace('_', ' ')} ({interval}n = {row.n:,})",

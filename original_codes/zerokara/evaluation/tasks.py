@@ -85,7 +85,7 @@ def sections(
     }
     warnings = [
         f"{len(each.found):,} of {each.num_examples:,} test examples occur in the {name}: {len(each.exact):,} exactly, "
-        f"{len(each.by_ngram):,} by an n-gram of {overlap.NGRAM} tokens"
+        f"{len(each.by_ngram):,} by {overlap.NGRAM} words in a row"
         for name, each in overlaps.items()
         if each.found
     ]

@@ -28,6 +28,7 @@ from zerokara.config.settings import whole
 from zerokara.corpus.documents import HARMLESS, BadLine, Reason, excerpt, object_of_line
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import Range, read, total_plain_bytes
+from zerokara.corpus.token_hashes import composed
 from zerokara.examples.facts import PLACE_OF_INPUT
 
 Message = Mapping[str, Any]
@@ -173,8 +174,10 @@ class Example(NamedTuple):
 
     @property
     def keys(self) -> tuple[int, int]:
-        """Hashes up to white space: of the input, by which two examples have the same text, and with the answer."""
-        texts = (" ".join(text.split()).encode() for text in (self.input, f"{self.input} \0 {self.answer}"))
+        """Hashes of the input, by which two examples have the same text, and of it and the answer; up to white space and
+        Unicode's composed form."""
+        content = self.input, f"{self.input} \0 {self.answer}"
+        texts = (" ".join(composed(text).split()).encode() for text in content)
         one, both = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts)
         return one, both
 

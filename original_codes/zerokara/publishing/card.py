@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # all that the card's text needs is imported without them
     from zerokara.publishing.checkpoint_source import CheckpointSource
     from zerokara.tokenizer.encoder import Encoder
 
+_JOINERS = "\u200c\u200d\u200e\u200f"
+"""Parts of words and emoji that do not print."""
 _MARKUP = re.compile(r"[\\`*_{}\[\]()<>#!|~&$:@^]|(?<=www)\.|^[-+=]|(?<=\d)\.(?=\s|$)", re.IGNORECASE)
 """Starts of emphasis, links (bare addresses too), HTML, entities, formulas, cells, headings or lists. Source:
 CommonMark 0.31 (any ASCII punctuation may follow a backslash); GitHub's tables, whose cells end at a ``|``."""
@@ -135,7 +137,8 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
 def inline(text: str) -> str:
     """`text` as Markdown within a line or the cell of a table; what does not print is spelt out."""
     line = " ".join(text.split())
-    shown = (each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in line)
+    hidden = {each for each in line if not (each.isprintable() or each in _JOINERS)}
+    shown = (each.encode("unicode_escape").decode("ascii") if each in hidden else each for each in line)
     return _MARKUP.sub(r"\\\g<0>", "".join(shown))
 
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
 from zerokara.base.errors import Fault, UserError
@@ -25,6 +26,7 @@ from zerokara.tokens.held_out import splitmix64
 
 Ids = NDArray[np.int64]
 
+_GRAPHEME = regex.compile(r"\X")  # a character with its marks
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
@@ -225,7 +227,7 @@ def beginnings(texts: Iterable[str], has_span: bool) -> tuple[str, ...]:
     for line in filter(None, (text.strip().partition("\n")[0] for text in texts)):
         words, number, space = line.split(), 4, " "
         if len(line) > 15 * len(words):  # a script without spaces
-            words, number, space = list(line), 10, ""
+            words, number, space = _GRAPHEME.findall(line), 10, ""
         following = ["<extra_id_0>", *words[number + 2 : 2 * number + 2]] if has_span else []
         prompts.append(space.join([*words[:number], *following]))
     return tuple(dict.fromkeys(prompts))

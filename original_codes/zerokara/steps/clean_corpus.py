@@ -29,7 +29,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
     if config.executor == "slurm" and shutil.which("sbatch") is None:
         raise UserError(config.fault("executor", "needs sbatch and squeue", "start it where Slurm is, or set local"))
     from zerokara.cleaning.plan import CLEAN, make_plan  # numpy
-    from zerokara.corpus.token_hashes import MIN_TOKENS
+    from zerokara.corpus.token_hashes import MIN_WORDS
 
     plan, output = make_plan(config), Path(config.output_dir)
     text, record = output / "text", output / manifest.NAME
@@ -64,7 +64,7 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
         names = ", ".join(file.name for file in plan.evaluation_files)
         log(f"  looking for {plural(len(plan.evaluation), 'n-gram')} of {names}")
         if short := plan.evaluation.num_short:
-            log(f"  ignoring {plural(short, 'text')} of fewer than {MIN_TOKENS} words, which are too common")
+            log(f"  ignoring {plural(short, 'text')} of fewer than {MIN_WORDS} words, which are too common")
     started = time.monotonic()
     with file_lock.claimed(output / "clean.lock", output):
         if options.dry_run:

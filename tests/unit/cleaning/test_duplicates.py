@@ -100,7 +100,7 @@ def test_lines_of_a_site_are_taken_off_the_edges_and_those_that_books_share_are_
     [
         ("ნაწილი პირველი, თავი მეორე", False), ("ክፍል አንድ፣ ምዕራፍ ሁለት", False), ("𝐏𝐚𝐫𝐭 𝐨𝐧𝐞", False),
         ("首页 新闻 关于我们 联系方式 隐私政策 使用条款", True), ("หน้าแรกข่าวเกี่ยวกับเราติดต่อ", True), ("第一章 海", False),
-        ("ა" * 39, False), ("ა" * 40, True),
+        ("ა" * 39, False), ("ა" * 40, True), ("أَعُوذُ بِاللَّهِ مِنَ الشَّيْطَانِ الرَّجِيمِ", False),
     ],
 )  # fmt: skip
 def test_a_row_is_as_long_in_each_script_with_spaces_and_half_as_long_without(menu: str, is_site: bool) -> None:
@@ -115,6 +115,7 @@ def test_damage_is_told_from_text_of_many_languages() -> None:
         "Grüße aus Köln: 5 °C, 10 €!",
         "ș ț ă î â",
         "«Où?» – «Là»",
+        "un [œ̃], brun [bʁœ̃]",
     ]
     assert not any(map(damage_of, [*texts, "plain text"]))
     for text in texts[:1] + texts[2:4]:

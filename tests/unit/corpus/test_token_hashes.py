@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import regex
 
-from zerokara.corpus.token_hashes import MIN_TOKENS, UNSPACED, NgramIndex, hashes_of, ngrams, words
+from zerokara.corpus.token_hashes import MIN_WORDS, UNSPACED, NgramIndex, hashes_of, ngrams, tokens_per_word, words
 
 TEXTS = [
     "Hello, World! don't\nstop",
@@ -67,9 +67,23 @@ def test_equal_ngrams_have_equal_hashes_and_others_others(size: int) -> None:
 def test_an_index_knows_whose_ngrams_a_text_has() -> None:
     numbers = [str(each) for each in range(100)]
     texts = [(0, " ".join(numbers[:30])), (1, " ".join(numbers[20:50])), (2, " ".join(numbers[60:69])), (3, "60 61")]
-    index = NgramIndex([(owner, hashes_of(text)) for owner, text in texts], 13)
+    index = NgramIndex([(owner, hashes_of(text), 1) for owner, text in texts], 13)
     assert {*index.owners_of(hashes_of(" ".join(numbers[10:45])))} == {0, 1}
     assert {*index.owners_of(hashes_of(" ".join(numbers[55:75])))} == {2}, "a short text is looked for as a whole"
     assert not {*index.owners_of(hashes_of(" ".join(numbers[61:75])))}
-    assert not {*index.owners_of(hashes_of(" ".join(numbers[:12])))} and len(texts[3][1].split()) < MIN_TOKENS
+    assert not {*index.owners_of(hashes_of(" ".join(numbers[:12])))} and len(texts[3][1].split()) < MIN_WORDS
     assert index.num_short == 1
+
+
+def test_a_name_in_a_script_without_spaces_is_no_copy() -> None:
+    name, other = "กระทรวงศึกษาธิการ", "แถลงข่าวเรื่องการสอบเข้ามหาวิทยาลัยของนักเรียนชั้นมัธยมศึกษาตอนปลาย"
+    assert tokens_per_word(name) == 3 and tokens_per_word("ministry of education 教育") == 1
+    index = NgramIndex([(0, hashes_of(name + other), 3), (1, hashes_of(name), 3)], 13)
+    assert index.num_short == 1, "17 characters are fewer than 8 words"
+    assert not {*index.owners_of(hashes_of(f"{name}ประกาศวันหยุด"))}
+    assert {*index.owners_of(hashes_of(f"ข่าว{other}"))} == {0}
+
+
+def test_what_nobody_sees_makes_no_other_text() -> None:
+    assert words("ភាសា\u200bខ្មែរ") == words("ភាសាខ្មែរ")
+    assert words("infor\u00admation می\u200cخواهم\u200f") == words("information میخواهم")

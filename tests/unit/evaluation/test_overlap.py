@@ -37,10 +37,10 @@ def test_shorter_texts_must_be_there_as_a_whole_and_very_short_ones_are_compared
 
 
 def test_scripts_without_spaces_are_compared_by_characters() -> None:
-    text = "吾輩は猫である。名前はまだ無い。どこで生れたか"
+    text, name = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと", "東京電力福島第一原子力発電所"
     assert words("猫であるABC 12") == ["猫", "で", "あ", "る", "abc", "12"]
-    found = find([(text,), ("吾輩は犬である。名前はもう有る。ここで生れた",)], [f"夏目漱石、{text}頓と見当が"])
-    assert found.by_ngram == [0]
+    examples = [(text,), (text.replace("猫", "犬"),), (f"昨日の夕方に{name}の敷地内で説明会が開かれた",)]
+    assert find(examples, [f"夏目漱石、{text}見当が", f"{name}について"]).by_ngram == [0]
     assert words("हिन्दी में") == ["हिन्दी", "में"]
 
 

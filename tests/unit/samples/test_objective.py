@@ -72,6 +72,8 @@ def test_beginnings_are_a_few_words_or_characters() -> None:
         "吾輩は猫である。名前はまだ無い。",
         "ciao",
     ]
+    burmese = "နိုင်ငံတော်" * 3
+    assert burmese.startswith(beginnings([burmese], has_span=False)[0] + "န"), "a mark stays with its letter"
     assert beginnings(texts, has_span=False) == ("Nel mezzo del cammin", "ciao", "吾輩は猫である。名前")
     span = "<extra_id_0>"
     expected = (f"Nel mezzo del cammin {span} vita mi ritrovai", f"ciao {span}", f"吾輩は猫である。名前{span}だ無い。")
