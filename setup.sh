@@ -160,11 +160,12 @@ fi
 
 # DeepSpeed's source package imports torch while it is built, so it is built without isolation: pip would fill an isolated
 # environment with packages that are in no lock file. None of its compiled ops are built, since nothing may be compiled
-# while a run waits. Its setup.py imports from its own folder.
+# while a run waits; it would look for CUDA's compiler all the same, and fail without. Its setup.py imports from its own
+# folder.
 log "4/4: $(entries "$built" | grep -oE '^[a-z-]+==[0-9.]+' | paste -sd ' ')"
 (
     unset PYTHONSAFEPATH
-    export PATH="$PWD/.venv/bin:$PATH" DS_BUILD_OPS=0
+    export PATH="$PWD/.venv/bin:$PATH" DS_BUILD_OPS=0 DS_IGNORE_CUDA_DETECTION=1
     pip_install "$@" --no-build-isolation --requirement <(entries "$built")
 )
 .venv/bin/python -m pip check --disable-pip-version-check --quiet || log "the packages named above conflict"

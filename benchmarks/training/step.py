@@ -167,7 +167,8 @@ def ours(task: Task, turns: Turns, compiled: bool) -> Callable[[Tensor], Tensor]
             device=task.device,
         )
         with contextlib.closing(loader):
-            processes = Processes(task.device, rank=0)
+            host_group = torch.distributed.new_group(backend="gloo") if task.device.type == "cuda" else None
+            processes = Processes(task.device, rank=0, host_group=host_group)
             guard = StepGuard(settings)
             for step in steps:
                 train_step(engine, processes, loader, step, schedule.learning_rate(step), guard, stop=lambda: False)

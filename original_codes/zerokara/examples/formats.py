@@ -174,8 +174,10 @@ class Example(NamedTuple):
 
     @property
     def keys(self) -> tuple[int, int]:
-        """Hashes of the input, by which two examples have the same text, and of it and the answer; up to white space and
-        Unicode's composed form."""
+        """Hashes of the input, by which two examples have the same text, and of it and the answer.
+
+        White space, and whether Unicode is composed, make no difference.
+        """
         content = self.input, f"{self.input} \0 {self.answer}"
         texts = (" ".join(composed(text).split()).encode() for text in content)
         one, both = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts)

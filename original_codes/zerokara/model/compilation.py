@@ -30,9 +30,15 @@ from zerokara.model.megatron_core import rope_utils
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """torch's variable for the folder of compiled code, by default in /tmp, which a reboot empties."""
 
-_NO_MEMORY = "DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"
-"""Sources, torch 2.13: c10/core/impl/alloc_cpu.cpp, c10/cuda/CUDAException.cpp, ATen/cuda/Exceptions.h. Where it is not
-the caching allocator that lacks memory, torch tells it by the text of a RuntimeError alone."""
+_NO_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cuda failure 2 'out of memory'",
+    "Triton Error [CUDA]: out of memory",
+)
+"""Sources, torch 2.13: c10/core/impl/alloc_cpu.cpp, c10/cuda/CUDAException.cpp, ATen/cuda/Exceptions.h; NCCL, Triton.
+Where it is not the caching allocator that lacks memory, torch tells it by the text of a RuntimeError alone."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

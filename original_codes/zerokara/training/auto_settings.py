@@ -6,7 +6,9 @@ micro batch while the settings in `_MICRO_BATCH_SETTINGS` stay the same. Each st
 it changes no result.
 """
 
+import math
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +50,10 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
         shares_batch = plan.resolved.global_batch % (plan.nodes * number * micro) == 0
         if shares_batch and replace(plan, num_processes=plan.nodes * number).memory.fits:
             break
+    if devices.gpu_names and config.num_processes == "auto" and "global_batch_size" in plan.reasons:
+        # Few examples make a small batch, which fewer GPUs share.
+        width, share = config.tensor_parallel_size, plan.resolved.global_batch // (plan.nodes * micro)
+        number = width * math.gcd(number // width, share)
     plan = plan.on_processes(plan.nodes * number)
     if config.micro_batch_size == "auto":
         plan = plan.with_settings(micro_batch_size=kept_micro_batch(plan, earlier) or first_micro_batch(plan.memory))
@@ -79,7 +85,8 @@ def kept_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> int | None:
     here = [plan.num_processes, plan.nodes, plan.requested_template, plan.devices.gpu_bytes]
     before += [was["requested"]["zero_stage"], *(was["resolved"][key] for key in _MICRO_BATCH_SETTINGS)]
     here += [plan.requested.zero_stage, *(getattr(plan.resolved, key) for key in _MICRO_BATCH_SETTINGS)]
-    return int(was["resolved"]["micro_batch_size"]) if before == here else None
+    size = int(was["resolved"]["micro_batch_size"])
+    return size if before == here and size in plan.memory.micro_batch_sizes else None
 
 
 def with_micro_batch(plan: RunPlan, earlier: EarlierRun | None) -> RunPlan:
@@ -101,21 +108,21 @@ def try_steps(plan: RunPlan) -> tuple[RunPlan, TrialResult]:
     if plan.requested.micro_batch_size != "auto" or alone.memory.device == "cpu":
         size, result = plan.resolved.micro_batch, _tried(alone)
     else:
-        size, result = _largest_on_gpu(alone)
+        size, result = _largest_on_gpu(alone, plan.memory.micro_batch_sizes)
     if result is None:
         raise RunError("the trial ran out of memory; the messages above say where. Nothing was written")
     return plan.with_settings(micro_batch_size=size), result
 
 
-def _largest_on_gpu(plan: RunPlan) -> tuple[int, TrialResult | None]:
-    """Find the largest micro batch that fits, by trials from the first guess up, or down, by factors of two.
+def _largest_on_gpu(plan: RunPlan, sizes: Sequence[int]) -> tuple[int, TrialResult | None]:
+    """Find the largest micro batch of `sizes` that fits, by trials from the first guess up, or down, by factors of two.
 
     A size that does not divide the global batch is replaced by the next one that does. If no size fits, the smallest is
     returned; its result is None if even that ran out of memory.
     """
-    forecast, size, tried = plan.memory, first_micro_batch(plan.memory), dict[int, TrialResult | None]()
+    forecast, first, tried = plan.memory, first_micro_batch(plan.memory), dict[int, TrialResult | None]()
+    size = max(each for each in sizes if each <= first)
     limit_bytes = SAFE_SHARE * forecast.pools[0].available_bytes - sum(forecast.uncounted.values())
-    sizes = forecast.micro_batch_sizes
     while size not in tried:
         print(f"micro_batch_size: auto: trying {size}", flush=True)
         result = _tried(plan.with_settings(micro_batch_size=size))

@@ -17,7 +17,7 @@ from configs import TINY, config_of
 from drawn_models import build
 
 from zerokara.base import resources
-from zerokara.base.errors import Fault, RunError
+from zerokara.base.errors import Fault, RunError, UserError
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
@@ -188,6 +188,10 @@ def test_main_memory_is_shared_and_beside_a_gpu_holds_what_is_offloaded_and_save
     assert (gpu.name, gpu.num_processes, main.name, main.num_processes) == ("GPU memory", 1, "main memory", 4)
     assert "optimizer state" in main.parts_text and "optimizer state" not in gpu.parts_text
     assert memory.SAVE_COPY in main.parts_text and main.activation_bytes == 0
+    at_first = forecast_of(LARGE, processes=4, gpu=80 * GB, offload="optimizer", zero_stage=1)
+    first, share = at_first.pools[0], at_first.shape.num_parameters() // 4
+    assert gpu.parts["sums of gradients"] == pytest.approx(4 * share, rel=1e-3), "they are copied once a step"
+    assert first.parts["sums of gradients"] == pytest.approx(20 * share, rel=1e-3)
     assert "80.0 GB there" in gpu.text and "by 4 processes" in main.text
 
 
@@ -360,6 +364,28 @@ def test_on_a_gpu_the_largest_that_fits_is_found_in_few_trials(
     fitting = [size for size in found if peak_of(size) <= 86.5]
     assert found == tried and chosen.resolved.micro_batch == max(fitting)
     assert result.peak_bytes == int(peak_of(max(fitting)) * GB)
+
+
+def test_a_size_that_one_machine_found_divides_the_share_of_several(
+    plan: RunPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, lambda size: 10 + 0.1 * size, memory=100)
+    several = replace(on_gpu(plan, 100 * GB), num_processes=4, nodes=4)
+    alone = several.on_processes(1, 1).memory.micro_batch_sizes[-1]
+    assert try_steps(several)[0].resolved.micro_batch == several.memory.micro_batch_sizes[-1] == alone // 4
+
+
+def test_few_examples_take_fewer_gpus_where_both_numbers_are_open(
+    plan_of: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processors, "devices", lambda: Devices(("NVIDIA H200",) * 4, int(80 * GB)))
+    asked = ("num_processes=auto", "optimizer=adamw", "micro_batch_size=1")
+    by_rule = plan_of(*asked, "global_batch_size=auto", processes=None)
+    requested = by_rule.requested.model_copy(update={"global_batch_size": 6})
+    few = replace(by_rule, requested=requested, resolved=requested)
+    assert auto_settings.on_this_machine(few).num_processes == 2
+    with pytest.raises(UserError, match="multiple"):
+        auto_settings.on_this_machine(plan_of(*asked, "global_batch_size=6", processes=None))
 
 
 def test_the_smallest_is_taken_though_it_leaves_little_and_where_nothing_fits_it_fails(

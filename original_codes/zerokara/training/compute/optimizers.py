@@ -231,7 +231,8 @@ class Optimizer(torch.optim.AdamW):
                 torch._foreach_mul_(parts, list((1 - group["weight_decay"] * rates).unbind()))
             if directions:
                 means = self._root_mean_squares(torch.stack(torch._foreach_norm(directions)), list(gradients))
-                own = rates[[together.index(name) for name in gradients]]
+                # An index by a list would copy it to the device, and wait.
+                own = torch.stack([rates[together.index(name)] for name in gradients])
                 torch._foreach_mul_(directions, list((own / (means / CLIPPING).clamp(min=1.0)).unbind()))
                 torch._foreach_sub_(list(updated.values()), directions)
             self._return(together, updated)

@@ -40,6 +40,11 @@ from deepspeed.runtime import utils  # noqa: E402
 from deepspeed.runtime.zero import stage3, stage_1_and_2  # noqa: E402
 
 
+def _mark_not_finite(norm: Tensor, **_: Any) -> None:
+    """Put -1 in place of a norm that is not finite; DeepSpeed's own function makes the host wait for the device."""
+    norm.copy_(torch.where(norm.isfinite(), norm, -1.0))
+
+
 class ZeroEngine:
     """An `engine.Engine`: DeepSpeed's ZeRO."""
 
@@ -49,6 +54,7 @@ class ZeroEngine:
         # torch 2.13 renames collectives that DeepSpeed 0.19.8 still calls by their old names; nobody here can act on it
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         deepspeed.ops.__compatible_ops__ = {}
+        stage_1_and_2.mask_nan_or_inf_with_val_inplace = _mark_not_finite
         deepspeed_engine.BFLOAT16 = deepspeed_engine.ZERO_OPTIMIZATION
         deepspeed.init_distributed(torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
         self.model, self._device, self._is_stage_3 = model, device, settings["zero_optimization"]["stage"] == 3

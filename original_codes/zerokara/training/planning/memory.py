@@ -207,7 +207,9 @@ class MemoryForecast:
             *({"zero_stage": stage} for stage in stages),
         ]
         if self.device == "cuda" and config.offload == "none":
-            changes += [{"offload": "optimizer"}, {"offload": "all", "zero_stage": 3}]
+            # Below stage 2 the GPU still has all gradients.
+            stage = {"zero_stage": 2} if config.stage < 2 else {}
+            changes += [{"offload": "optimizer", **stage}, {"offload": "all", "zero_stage": 3}]
         for change in [*changes, *accumulate(changes, operator.or_)]:
             changed = self.with_settings(**change)
             if changed.fits and change.keys().isdisjoint(fault.key for fault in changed.config.rule_faults()):
@@ -262,6 +264,17 @@ def _zero_parts(run: MemoryForecast, sizes: Sequence[int], moments: int) -> dict
     bucket = int(zero.get("reduce_bucket_size", 500_000_000))
     bucket = (bucket if run.device == "cuda" else min(bucket, count)) * (width if stage == 2 else 4)
     bucket *= 2 if zero.get("overlap_comm") and stage < 3 else 1
+    if run.config.offload != "none":
+        # At stages 1 and 2 the gradients are summed on the GPU, and then copied. In main memory, the updated weights
+        # have a buffer in the computation's format, and at stage 3 the gradients have two.
+        return {
+            "weights": weights,
+            "sums of gradients": 0 if stage == 3 else 4 * (share + (count if stage == 1 else 0)),
+            "reduce bucket": bucket,
+            "gradients": 4 * share * (2 if stage == 3 else 1),
+            "fp32 master weights": (4 + width) * share,
+            "optimizer state": 4 * -(-moments // processes),
+        }
     return {
         "weights": weights,
         "weights of the machine": width * -(-count // hierarchy) if hierarchy > 1 else 0,

@@ -139,7 +139,6 @@ def init_process_group(device: torch.device) -> None:
         timeout=TIMEOUT,
         rank=0 if count == 1 else int(os.environ["RANK"]),
         world_size=count,
-        device_id=device if is_cuda and count > 1 else None,
     )
 
 
