@@ -5,8 +5,9 @@ for an encoder, without one for a decoder, which continues the prompt. So a `</s
 as it is in fine-tuning. Conversations go through the tokenizer's own chat template.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,14 +102,39 @@ def answer(
     return Answers(outputs, stopped, max_new_tokens, len(ids) - len(asked))
 
 
-def stream(model: "LoadedModel", prompt: Prompt, max_new_tokens: int, settings: dict[str, Any]) -> str:
+class _Printer:
+    """Prints what `generate` writes as it comes: transformers' own streamer waits for a space, which some scripts lack.
+    What `continues` the prompt has the space behind it, which is lost where a piece is the first that is decoded."""
+
+    def __init__(self, decode: Callable[[list[int]], str], continues: bool):
+        self._decode, self._continues, self._ids, self._num_printed = decode, continues, list[int](), -1
+
+    def put(self, ids: Any) -> None:
+        first, self._ids = self._num_printed < 0, [*self._ids, *ids.flatten().tolist()]
+        if first:  # the prompt
+            self._ids = self._ids if self._continues else []
+            self._num_printed = len(self._decode(self._ids))
+        else:
+            self._print(self._decode(self._ids).rstrip("\ufffd"))  # of a character that has begun
+
+    def end(self) -> None:
+        self._print(f"{self._decode(self._ids)}\n")
+
+    def _print(self, text: str) -> None:
+        print(text[self._num_printed :], end="", flush=True)
+        self._num_printed = max(self._num_printed, len(text))
+
+
+def stream(
+    model: "LoadedModel", prompt: Prompt, max_new_tokens: int, settings: dict[str, Any], continues: bool = False
+) -> str:
     """Print an answer while the model writes it, as its own generation settings and then `settings` say; return it.
+    `continues` tells that it is no answer, but the rest of the text.
 
     If the turns leave less than half of the context for an answer, the oldest are dropped. If a text, or the last turn,
     leaves less than an eighth, its beginning is cut off. What is dropped is printed.
     """
     import torch
-    from transformers import TextStreamer
 
     tokenizer, context, is_encoder_decoder = model.tokenizer, model.context_length, model.is_encoder_decoder
     ends, wanted, given, notes = end_ids(model.model, tokenizer), min(max_new_tokens, context // 2), prompt, list[str]()
@@ -130,7 +156,7 @@ def stream(model: "LoadedModel", prompt: Prompt, max_new_tokens: int, settings: 
     ids_BS = torch.tensor([ids], device=model.device)
     # An encoder-decoder's sentinel tokens tell which masked span the text after them fills.
     shown = AS_WRITTEN | {"skip_special_tokens": not is_encoder_decoder}
-    streamer = TextStreamer(tokenizer, skip_prompt=True, **shown)
+    streamer = _Printer(partial(tokenizer.decode, **shown), continues)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
     fixed = {"streamer": streamer, "max_new_tokens": limit, "eos_token_id": ends, "pad_token_id": pad_id}
     with torch.inference_mode():

@@ -74,7 +74,7 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
         else:
             text = tuned.text(text) if tuned else text
             print("" if model.is_encoder_decoder else text, end="", flush=True)
-            answers.stream(model, text, int(options.tokens or TOKENS), settings)
+            answers.stream(model, text, int(options.tokens or TOKENS), settings, continues=not tuned)
 
 
 def _typed(asked: str) -> Iterator[str]:

@@ -210,3 +210,19 @@ def test_each_model_answers_all_tasks_in_turn_and_answers_are_kept_in_blocks_by_
     monkeypatch.setattr(cache, "_PACKAGES", ("numpy",))
     measure([Parrot("a", "0", log)], tmp_path)
     assert len(log) == 20, "another version measures anew"
+
+
+@pytest.mark.parametrize(("continues", "expected"), [(True, " với ก"), (False, "với ก")])
+def test_what_a_model_writes_is_printed_character_by_character(
+    capsys: pytest.CaptureFixture[str], continues: bool, expected: str
+) -> None:
+    """The tokens are bytes here, and the first space is lost, as in a tokenizer that puts one before every text."""
+    printer = answers._Printer(lambda ids: bytes(ids).decode("utf-8", "replace").removeprefix(" "), continues)
+    printer.put(torch.tensor([[*" đang tại".encode()]]))
+    shown = []
+    for byte in " với ก".encode():
+        printer.put(torch.tensor([byte]))
+        shown.append(capsys.readouterr().out)
+    assert "".join(shown) == expected and shown[-4:-1] == [" ", "", ""], "at once, but no half of a character"
+    printer.end()
+    assert capsys.readouterr().out == "\n"
