@@ -97,3 +97,5 @@ def test_the_nearest_name_of_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert nearest("book") == f"{tmp_path} holds data, .cache"
     assert nearest("data/*.txt") == f"{tmp_path}/data holds books"
     assert nearest("a" * 5000, "look there") == "look there"
+    (tmp_path / "cafe\u0301.txt").touch()
+    assert nearest("caf\u00e9.txt").endswith(r"with accents as characters of their own: 'cafe\u0301.txt'")

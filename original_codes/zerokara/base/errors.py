@@ -14,6 +14,7 @@ import re
 import select
 import sys
 import traceback
+import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -100,7 +101,14 @@ def nearest(named: str | os.PathLike[str], otherwise: str = "") -> str:
         for like in [] if glob.has_magic(wrong) else difflib.get_close_matches(wrong.casefold(), names, 1, 0.72):
             near = Path(folder, names[like])
             found = f"the nearest name is {shown(whole if (whole := near.joinpath(*rest)).exists() else near)}"
+            if near.name != wrong and composed(near.name) == composed(wrong):  # both look alike; macOS writes names so
+                found += f", with accents as characters of their own: {near.name!a}"
     return "; or ".join(filter(None, (found, otherwise)))
+
+
+def composed(name: str) -> str:
+    """A name in Unicode's composed form (NFC)."""
+    return unicodedata.normalize("NFC", name)
 
 
 def holding(names: Iterable[str]) -> str:

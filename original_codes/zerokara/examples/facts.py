@@ -42,7 +42,7 @@ class SplitCounts:
     longest_answer: int = 0
     """Tokens of the longest answer, with its end."""
     unknown_answers: int = 0
-    """Answers with a character that the tokenizer does not know."""
+    """Answers with a character that the tokenizer does not know, or whose text it changes."""
     seen: int = 0
     """Examples whose input is that of an example of an earlier split."""
 

@@ -36,6 +36,7 @@ from zerokara.base.progress import Progress, bytes_text, log, plural, seconds_te
 from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.settings import resolved
 from zerokara.corpus.find import TABLES, InputFile, check_unchanged, find_files, for_manifest
+from zerokara.corpus.token_hashes import composed
 from zerokara.examples import chat_template, formats
 from zerokara.examples.chat_template import Segments
 from zerokara.examples.encoding import Fate, encode, fit
@@ -193,7 +194,7 @@ def _summary_rows(paths: ExamplePaths, prepared: ExampleFiles) -> Iterator[tuple
         if counts.seen:  # which makes a result look better than it is
             yield "", f"warning: {counts.seen:,} {used} examples have the input of an example of an earlier split"
         if counts.unknown_answers:
-            what = "have characters that the tokenizer does not know, so that no answer can equal them"
+            what = "have characters that the tokenizer does not know, or changes: no answer can equal them"
             yield "", f"warning: {counts.unknown_answers:,} {used} answers {what}"
     if any(files.counts.bad for files in prepared.splits.values()):
         yield "bad lines", f"listed in {paths.quarantine}"
@@ -296,13 +297,15 @@ class _Splitter:
         counts.learned_tokens += sum(map(len, learned))
         counts.cut_learned_tokens += sum(map(len, segments[1::2])) - sum(map(len, learned))
         counts.longest_answer = max(counts.longest_answer, *map(len, learned))
-        counts.unknown_answers += any(self.encoder.unk_id in answer for answer in learned)
+        is_more = example.messages and extra_keys(example.messages[-1])  # its calls of tools are an answer, too
+        spelt = example.answer if is_more else self.encoder.decode(segments[-1])
+        is_changed = composed(spelt).strip() != composed(example.answer).strip()
+        counts.unknown_answers += is_changed or any(self.encoder.unk_id in answer for answer in learned)
         self.keys.append(key)
         self.labels |= set() if example.label is None else {example.answer}
         text: dict[str, Any] = {}
         if output.split != "train":
             counts.seen += key in self.seen
-            is_more = example.messages and extra_keys(example.messages[-1])  # its calls of tools are an answer, too
             reference = self.encoder.decode(segments[-1]) if is_more else example.answer
             text = {"place": record.place, "input": example.input, "reference": reference}
             text |= {"label": example.label, "seen": key in self.seen}

@@ -40,6 +40,7 @@ OURS = "this one"
 _MAX_EXAMPLES, _EXAMPLES_IN_ALL = 4, 40
 """Lines shown of a source, fewer where there are many sources and tokenizers."""
 _MARKS = {" ": "·\u200b", SPACE_MARK: "·\u200b", "\t": "→\u200b", "\u3000": "□\u200b", "\u00a0": "⍽"}
+_MARKS |= {"\u200b": "¦\u200b", "\u200c": "⁞\u200c", "\u200d": "\u200d"}  # they shape what stands beside them
 """Marks shown in place of spaces, with a place to break the line."""
 
 

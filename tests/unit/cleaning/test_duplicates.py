@@ -8,7 +8,7 @@ from corpus_files import json_lines
 
 pytest.importorskip("datatrove")
 
-from zerokara.cleaning import stages
+from zerokara.cleaning import rules, stages
 from zerokara.cleaning.plan import make_plan, saved
 from zerokara.cleaning.rules import damage_of
 from zerokara.config.clean_config import CleanConfig
@@ -106,6 +106,13 @@ def test_lines_of_a_site_are_taken_off_the_edges_and_those_that_books_share_are_
 def test_a_row_is_as_long_in_each_script_with_spaces_and_half_as_long_without(menu: str, is_site: bool) -> None:
     keys = {stages.line_key(menu)}
     assert stages.own_lines([menu, "its own text"], keys.__contains__) == (int(is_site), 2)
+
+
+@pytest.mark.parametrize(
+    "number", ["03-1234-5678", "０３－１２３４－５６７８", "٠٥٠ ١٢٣ ٤٥٦٧", "०९८७६ ५४३२१", "๐๘๑ ๒๓๔ ๕๖๗๘"]
+)
+def test_a_telephone_number_is_found_in_the_digits_of_any_script(number: str) -> None:
+    assert rules._PERSONAL["telephone numbers"].search(f"( {number} )".translate(rules._DIGITS))
 
 
 def test_damage_is_told_from_text_of_many_languages() -> None:

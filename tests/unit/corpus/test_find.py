@@ -57,6 +57,13 @@ def test_what_a_step_writes_is_not_found_in_a_folder(here: Path, capsys: pytest.
     assert left("x_train_examples.jsonl", "out/text") == ["x_train_examples.jsonl", "out/text/0.jsonl"]
 
 
+def test_files_for_tests_beside_training_files_are_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, "data/train-0.jsonl", "data/test-0.jsonl", "data/validation.jsonl", "data/contest.jsonl")
+    assert len(names("data")) == 4 and "note: data/test-0.jsonl and 1 more" in capsys.readouterr().out
+    assert len(names("data/t*-0.jsonl")) == 2 and "note: data/test-0.jsonl" in capsys.readouterr().out
+    assert len(names("data/train-0.jsonl", "data/contest.jsonl")) == 2 and not capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "compression"),
     [

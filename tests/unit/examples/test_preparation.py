@@ -429,6 +429,9 @@ def test_unknown_answers_are_counted(tmp_path: Path, train_toy: TrainToy, capsys
     poor = Encoder(train_toy(vocab_size=560, byte_fallback=False))
     prepared(tmp_path, poor, [*PAIRS, {"source": "fox", "target": "ﷺ"}])
     assert "1 of 41 train answers" in capsys.readouterr().out
+    compatible = Encoder(train_toy(vocab_size=560, normalization_rule_name="nfkc"))
+    prepared(tmp_path / "nfkc", compatible, [*PAIRS, {"source": "fox", "target": "１"}])
+    assert "1 of 41 train answers" in capsys.readouterr().out, "of which 1 is written as another character"
 
 
 def test_a_prompt_that_is_cut_keeps_its_first_token_where_that_begins_every_text() -> None:

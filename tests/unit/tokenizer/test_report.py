@@ -222,3 +222,8 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     path = word_piece(tmp_path)
     path.write_text(path.read_text("utf-8").replace('"unk_token": "[UNK]"', '"unk_token": "<nowhere>"'), "utf-8")
     assert "Missing [UNK]" in fault_of(open_file, path).rule, "it could not encode"
+
+
+def test_what_nobody_sees_is_shown_and_does_not_tear_apart_what_it_joins() -> None:
+    assert report._visible("ភាសា\u200bខ្មែរ") == "ភាសា¦\u200bខ្មែរ"
+    assert report._visible("👨\u200d👩") == "👨\u200d👩" and "\u200c" in report._visible("می\u200cخواهم")
