@@ -14,7 +14,7 @@ How SentencePiece (0.2.3) maps to tokenizers (the traps stand beside the code):
 - Control pieces, <unk> and byte pieces stand in the vocabulary by name, which never matches in a text.
 - Normalisation is the model's own compiled table. SentencePiece reads it by longest match, tokenizers by single
   characters, so the vendor's NFKC does nearly all of it first. Every single character comes out the same, and so does
-  all ordinary text; heaps of combining marks may not, and then the proof says so. The default, `identity`, is exact.
+  composed text; marks in another order than Unicode's may not, and then the proof says so. `identity` is exact.
 """
 
 import re
