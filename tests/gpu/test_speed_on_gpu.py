@@ -69,7 +69,7 @@ def test_compiled_equals_written() -> None:
 
 @pytest.mark.skipif(REHEARSED, reason="the peak of a CPU is not in the table")
 def test_this_device_is_known() -> None:
-    """Else MFU is n/a: add the device to `devices.PEAK_BF16_FLOPS`, with its source."""
+    """Else MFU is n/a: add the device to `logbook.PEAK_BF16_FLOPS`, with its source."""
     assert peak_flops(name := torch.cuda.get_device_name(0)), name
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ("tests/numerics", "tests/unit/model", "tests/unit/huggingface", "tests/unit/evaluation")
-TESTS += ("tests/unit/training/test_validation.py", "tests/unit/training/test_optimizers.py")
+TESTS += ("tests/unit/training/test_validation.py", "tests/unit/training/test_optimizer_rules.py")
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SETTINGS: dict[str, dict[str, str]] = {

@@ -9,7 +9,6 @@ import torch
 from made_tokens import write_documents
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
-from zerokara.examples.example_files import example_writer
 from zerokara.tokens.indexed import IndexedTokens, bin_path, dtype_for, idx_path
 
 VOCABULARIES = {np.uint16: 65499, np.int32: 65500}
@@ -54,9 +53,7 @@ EXAMPLES = [[[5, 6], [7, 2]], [[8], [9, 2], [5], [2]], [[], [4, 2], [3]]]
 
 def test_examples_are_documents_of_several_sequences(tmp_path: Path) -> None:
     """Ours equal megatron-core's byte for byte, and its reader finds every segment, the empty one too."""
-    with example_writer(tmp_path / "ours", np.dtype(np.uint16)) as write:
-        for example in EXAMPLES:
-            write([np.array(ids, np.int32) for ids in example])
+    write_examples(tmp_path / "ours", EXAMPLES)
     builder = IndexedDatasetBuilder(str(bin_path(tmp_path / "theirs")), dtype=np.uint16)
     for example in EXAMPLES:
         builder.add_document(np.concatenate([np.array(ids, int) for ids in example]), [len(ids) for ids in example])

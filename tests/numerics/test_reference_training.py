@@ -35,7 +35,10 @@ SETTINGS: dict[str, Any] = {
     "num_layers": 3, "hidden_size": 64, "num_attn_heads": 8, "num_kv_heads": 2, "seq_len": LENGTH,
     "global_batch_size": 4, "micro_batch_size": 4, "lr": 0.005, "warmup_fraction": 0.2, "zero_stage": 0,
     "tie_word_embeddings": False, "train_tokens": NUM_STEPS * BATCH * LENGTH, "init_std": 0.05,
+    "adam_beta1": 0.85, "adam_beta2": 0.9, "adam_epsilon": 1e-6,
 }  # fmt: skip
+
+BETAS = SETTINGS["adam_beta1"], SETTINGS["adam_beta2"]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,7 @@ def torch_adamw(model: torch.nn.Module, weight_decay: float) -> Update:
         {"params": vectors, "weight_decay": 0.0, "times": 1},
         {"params": list(tables.values()), "weight_decay": 0.0, "times": 30},
     ]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    optimizer = torch.optim.AdamW(groups, betas=BETAS, eps=SETTINGS["adam_epsilon"])
 
     def update(step: int, learning_rate: float) -> None:
         for group in optimizer.param_groups:
@@ -113,9 +116,10 @@ def plain_muon(model: torch.nn.Module, momentum: float, decay: float, scale: flo
             x = left * values @ right
             weight.copy_(weight - learning_rate * (scale * math.sqrt(max(weight.shape)) * x + decay * weight))
             return
-        first.copy_(0.9 * first + 0.1 * gradient)
-        second.copy_(0.95 * second + 0.05 * gradient**2)
-        direction = (first / (1 - 0.9**step)) / ((second / (1 - 0.95**step)).sqrt() + 1e-8)
+        first.lerp_(gradient, 1 - BETAS[0])
+        second.lerp_(gradient**2, 1 - BETAS[1])
+        means = first / (1 - BETAS[0] ** step), second / (1 - BETAS[1] ** step)
+        direction = means[0] / (means[1].sqrt() + SETTINGS["adam_epsilon"])
         weight.copy_(weight - learning_rate * (direction + (decay if weight.dim() > 1 else 0) * weight))
 
     return for_each_parameter(model, update_one)

@@ -144,11 +144,3 @@ def test_no_process_holds_more_than_it_trains_with_and_two_tensors(measured: dic
 
 def test_deepspeed_probes_no_operators(measured: dict[str, Any]) -> None:
     assert {each["probes"] for processes in measured.values() for each in processes} == {0}
-
-
-def test_what_is_drawn_at_the_same_time_is_alike_in_size() -> None:
-    parallel.start_alone()
-    shape = shape_of("adafactor, bf16")
-    drawn = initial_weights.drawn_by_all(shape, SEED, torch.device("cpu"))
-    sizes = [tensor.numel() for _, tensor in drawn]
-    assert sizes == sorted(sizes, reverse=True)

@@ -5,7 +5,7 @@ import resource
 import shutil
 import socket
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,14 +21,14 @@ from wide_weights import spread_weights
 
 from zerokara import checkpoint
 from zerokara.base import file_lock
-from zerokara.base.durable import write_file
+from zerokara.base.durable import write_file, write_json
 from zerokara.checkpoint import store
 from zerokara.config.convert_config import ConvertSettings
 from zerokara.examples.chat_template import ChatTemplate, auto_source
-from zerokara.examples.facts import FinetuneFacts
+from zerokara.examples.facts import FinetuneFacts, MetricResult
 from zerokara.huggingface import proof, tokenizer_json, tokenizer_proof
 from zerokara.model.shapes import ModelShape
-from zerokara.publishing import export, exported_folder
+from zerokara.publishing import card, checkpoint_source, export, exported_folder
 from zerokara.steps import convert_to_hf
 from zerokara.tokenizer.encoder import Encoder
 
@@ -90,17 +90,34 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, tokenizer: Path, capsys: p
     assert convert(run_dir, "--set", "dtype=fp32") == 2
     assert "dtype = fp32: was bf16" in capsys.readouterr().err
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    (folder / "README.md").write_text("my card", encoding="utf-8")
     assert convert(run_dir, "--set", "dtype=fp32", "--redo") == 0
-    assert f"notes.txt; it is kept as {folder}.old-1" in capsys.readouterr().out
+    assert f"README.md, notes.txt; it is kept as {folder}.old-1" in capsys.readouterr().out
+    assert (run_dir.parent / "hf.old-1" / "README.md").read_text(encoding="utf-8") == "my card"
     assert (run_dir.parent / "hf.old-1" / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert exported_folder.proved(folder).facts["model"]["dtype"] == "fp32"
 
 
-def add_checkpoint(run_dir: Path, step: int) -> Path:
+def add_checkpoint(run_dir: Path, step: int, **facts: Any) -> Path:
     """Another checkpoint of the run, with random weights of its own."""
-    state = replace(checkpoint.read_state(run_dir / "global_step10"), step=step)
+    state = checkpoint.read_state(run_dir / "global_step10")
+    state = replace(state, step=step, facts={**state.facts, **facts})
     weights = spread_weights(ModelShape.from_json(state.shape), seed=step)
     return store.save(run_dir, state, weights, {"x": torch.zeros(1)})
+
+
+def test_the_card_says_what_was_trained_and_tested(run_dir: Path, tokenizer: Path) -> None:
+    """Not more: the test of one checkpoint is none of another, nor of a mean."""
+    add_checkpoint(run_dir, 20, start_id=1)
+    tested = MetricResult(1.0, None, None, 20, "global_step20")
+    write_json(run_dir / "finetune.json", asdict(FinetuneFacts("text label", {}, "loss", "base", test=tested)))
+    source = checkpoint_source.find(ConvertSettings(input_model_dir=str(run_dir / "global_step20")))
+    assert source.encoder.start_id == 1
+    facts = card.gather(source, source.encoder, "bf16")
+    assert facts["finetuning"]["test"] and facts["tokenizer"]["start_id"] == 1
+    assert facts["training"]["tokens"] == source.state.tokens != source.state.samples
+    for other in (replace(source, averaged=(10, 20)), replace(source, folder=run_dir / "global_step10")):
+        assert card.gather(other, source.encoder, "bf16")["finetuning"]["test"] is None
 
 
 def test_the_mean_of_the_last_checkpoints(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

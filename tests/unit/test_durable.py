@@ -49,6 +49,16 @@ def test_a_folder_whose_deletion_was_ended_is_gone(tmp_path: Path, monkeypatch: 
     assert {path.name for path in tmp_path.iterdir()} == {"work", "scratch"}
 
 
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut could leave an empty file with the name of a whole one."""
+    done: list[str] = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, real=real, name=name: (done.append(name), real(*given))[1])
+    durable.write_file(tmp_path / "file", "a")
+    assert done == ["fsync", "replace", "fsync"], "the second is of the folder"
+
+
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file.txt"
     durable.write_file(path, "old")

@@ -6,14 +6,6 @@ import torch
 from numerics import kernels
 
 
-def test_a_tolerance_grows_with_the_step_the_size_and_the_coarseness_of_the_format() -> None:
-    assert rounding.tolerance(5.05) == pytest.approx(8 * 5.05 * torch.finfo(torch.float32).eps)
-    assert rounding.tolerance(5.05, step=20) == pytest.approx(20 * rounding.tolerance(5.05))
-    assert rounding.tolerance(-10.1) == pytest.approx(2 * rounding.tolerance(5.05))
-    assert rounding.tolerance(5.05, precision="bf16") > rounding.tolerance(5.05)
-    assert {"fp32": torch.finfo(torch.float32).eps, "bf16": torch.finfo(torch.bfloat16).eps} == rounding.SPACING
-
-
 def test_each_step_has_its_own_tolerance() -> None:
     expected = [4.0] * 20
     late = [*expected[:19], 4.0 + 0.9 * rounding.tolerance(4.0, step=20)]
@@ -51,6 +43,7 @@ def test_only_the_setting_chooses_kernels(monkeypatch: pytest.MonkeyPatch) -> No
     assert "ATEN_CPU_CAPABILITY" not in kernels.environment("threads_2")
     assert kernels.environment("oldest")["ATEN_CPU_CAPABILITY"] == "default"
     assert kernels.environment("as_it_is")["HOME"] == "/here"
+    assert all((kernels.ROOT / path).exists() for path in kernels.TESTS)
     with pytest.raises(SystemExit) as caught:
         kernels.main(["--only", "threads_3"])
     assert caught.value.code == 2

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
+from made_examples import write_examples
 
 from zerokara.base.errors import UserError
 from zerokara.config.data import packed
-from zerokara.examples.example_files import example_writer, prompt_of
+from zerokara.examples.example_files import prompt_of
 from zerokara.samples.packed_examples import PackedExamples
 from zerokara.tokens.indexed import IndexedTokens, bin_path
 
@@ -16,10 +16,7 @@ EXAMPLES = [[[5, 6], [7, 2]], [[8], [9, 2], [5], [2]], [[], [4, 2], [3]]]
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
-    with example_writer(tmp_path / "x", np.dtype(np.uint16)) as write:
-        for example in EXAMPLES:
-            write([np.array(ids, np.int32) for ids in example])
-    return tmp_path / "x"
+    return write_examples(tmp_path / "x", EXAMPLES)
 
 
 def test_what_is_written_is_read(prefix: Path) -> None:

@@ -28,6 +28,12 @@ def test_teachers_in_the_file_do_not_teach_the_teachers(tmp_path: Path) -> None:
     assert one.teachers == () and student.teachers == (f"{one.output_model_dir}_hf",)
 
 
+def test_each_model_has_a_seed_of_its_own(tmp_path: Path) -> None:
+    (path := tmp_path / "mine.yaml").write_text(f"output_model_dir: {tmp_path / 'run'}\n")
+    write(path, [], 3, lambda *_: [])
+    assert len({load(PretrainConfig, each).seed for each in (tmp_path / "run_learns_from_3").glob("*.yaml")}) == 4
+
+
 def test_the_files_lie_beside_the_run_folder_however_it_is_written(tmp_path: Path) -> None:
     (path := tmp_path / "mine.yaml").write_text(f"output_model_dir: {tmp_path / 'run'}/\n")
     assert folder_of(load(PretrainConfig, path), 2) == tmp_path / "run_learns_from_2"

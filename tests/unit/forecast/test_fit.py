@@ -1,6 +1,7 @@
 """The law, and the small runs that it is fitted on; real runs are those of tests/pipeline."""
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import psutil
 import pytest
 from configs import config_of, fault_of
 
-from zerokara.base.durable import write_json
+from zerokara.base.durable import write_file, write_json
 from zerokara.base.errors import RunError, UserError
 from zerokara.forecast import fit as module
 from zerokara.forecast.fit import CalibrationRun, MeasuredRun, SmallRuns, fit, plan_runs, slots
@@ -155,6 +156,18 @@ def test_results_are_those_of_one_validation_text(tmp_path: Path) -> None:
     for number, eval_tokens in enumerate((1000, 50_000, 50_000)):
         write_json(tmp_path / f"width64_tokens{number}_validation{eval_tokens}.json", asdict(MeasuredRun(1, number, 2)))
     assert [run.tokens for run in small.results(50_000)] == [1, 2]
+
+
+def test_a_small_run_is_measured_at_its_end(tmp_path: Path) -> None:
+    small = SmallRuns(Planner(tmp_path / "none.yaml", ()), tmp_path)
+    small.__dict__["folder"] = tmp_path
+    run = planned(60)[0]
+    folder = small.result_path(run).with_suffix("")
+    lines = [{"step": 0, "valid_bits_per_byte": 4.0}, {"step": 2, "tokens": 64, "valid_bits_per_byte": 2.0}]
+    write_file(folder / "metrics.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))
+    small._finish(run, 0)
+    (found,) = small.results(run.eval_tokens)
+    assert (found.tokens, found.bits_per_byte) == (64, 2.0) and not folder.exists()
 
 
 def test_a_small_run_ends_with_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

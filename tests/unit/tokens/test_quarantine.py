@@ -1,6 +1,6 @@
 """What became of every document and byte: the counts close, for any cutting, and decide on `max_bad_fraction`.
 
-`ZEROKARA_FUZZ_FILES=1000 pytest tests/unit/tokens/test_statistics.py -s` damages a thousand files instead of a few.
+`ZEROKARA_FUZZ_FILES=1000 pytest tests/unit/tokens/test_quarantine.py -s` damages a thousand files instead of a few.
 """
 
 import gzip

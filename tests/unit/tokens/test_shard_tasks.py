@@ -1,4 +1,4 @@
-"""How the corpus is cut into tasks, and which of them a part does; test_statistics has that no cutting loses a line."""
+"""How the corpus is cut into tasks, and which of them a part does; test_quarantine has that no cutting loses a line."""
 
 import gzip
 from collections.abc import Callable, Sequence

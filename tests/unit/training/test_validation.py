@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,8 @@ from zerokara.evaluation import bits_per_byte
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import open_models
 from zerokara.huggingface import families, to_hf, tokenizer_json
-from zerokara.samples.batches import validation_batches
+from zerokara.samples.batches import ValidationBatches, validation_batches
+from zerokara.samples.packed_tokens import document_bounds
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import open_encoder
 from zerokara.tokens.indexed import IndexedTokens
@@ -94,6 +95,25 @@ def test_an_unknown_token_is_no_text(plan_of: Callable[..., RunPlan]) -> None:
     rounding.assert_same_loss(result.line["valid_loss"], nats.mean())
 
 
+def test_each_source_has_its_own_numbers(plan_of: Callable[..., RunPlan]) -> None:
+    plan = plan_of("eval_tokens=all")
+    model, bounds = build(plan.shape), document_bounds(IndexedTokens(plan.data.valid_prefix))
+    sizes = [int(bounds[1]), int(bounds[-1] - bounds[1])]
+    data, (source,) = plan.data, plan.data.training.sources
+    sources = [replace(source, name=str(size), num_valid_tokens=size) for size in sizes]
+
+    def batches(prefix: Path, most: int | None) -> ValidationBatches:
+        return validation_batches(prefix, data.objective, plan.encoder.before_text, most, sizes)
+
+    data = replace(data, training=replace(data.training, sources=tuple(sources)), validation_batches=batches)
+    result = LossValidation(replace(plan, data=data), CPU)(model)
+    assert result is not None and result.line["valid_source_positions"] == [0, 1]
+    by_source = [by_hand(plan, model, sizes, part)[1].mean() for part in (0, 1)]
+    for found, expected in zip(result.line["valid_loss_by_source"], by_source, strict=True):
+        rounding.assert_same_loss(found, expected)
+    assert abs(by_source[0] / by_source[1] - 1) > 1e-3
+
+
 @pytest.mark.parametrize(
     ("settings", "kind"),
     [([], "step 1's"), (["intra_document_masking=true"], "step 1's"), ([], "dummy prefix"), ([], "Llama 3's")],
@@ -141,10 +161,13 @@ def test_step_8_measures_the_same(
     assert without.value != pytest.approx(ours.line["valid_bits_per_byte"], rel=1e-4)  # windows without overlap
 
 
-def by_hand(plan: RunPlan, model: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:
-    """The ids that a validation predicts, and the nats of each, in double precision from the logits."""
-    labels, nats = [], []
-    for _, batch in validation_batches(plan.data.valid_prefix, plan.data.objective, plan.encoder.eos_id).batches(4):
+def by_hand(
+    plan: RunPlan, model: torch.nn.Module, part_tokens: Sequence[int] = (), part: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids that a validation predicts in a part, and the nats of each, in double precision from the logits."""
+    labels, nats, start = [], [], plan.encoder.eos_id
+    opened = validation_batches(plan.data.valid_prefix, plan.data.objective, start, part_tokens=part_tokens)
+    for batch in (batch for number, batch in opened.batches(4) if number == part):
         inputs, labels_BT, mask_BT, *others = run.as_tensors(batch)
         with torch.no_grad():
             logits = model(inputs, None, None, *others)[..., : plan.encoder.vocab_size].double()
