@@ -2,7 +2,7 @@
 
 The only file that names deepspeed, imported only where ZeRO updates the weights. Our optimizer is DeepSpeed's client:
 it is given the flat fp32 tensors that DeepSpeed has cut for this rank, and told where in them the parameters are. An
-upgrade of DeepSpeed begins with tests/unit/training/test_private_names.py, which names the private ones that nothing else would miss.
+upgrade begins with tests/unit/training/test_private_names.py, for the names that nothing else would miss.
 
 At stages 1 and 2 each parameter group is one flat tensor, cut into as many equal parts as there are ranks: a border may
 lie anywhere in a matrix. At stage 3 each parameter is cut by itself.
