@@ -1,5 +1,6 @@
 """Faults as text, and secrets that no message may show."""
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -98,4 +99,6 @@ def test_the_nearest_name_of_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert nearest("data/*.txt") == f"{tmp_path}/data holds books"
     assert nearest("a" * 5000, "look there") == "look there"
     (tmp_path / "cafe\u0301.txt").touch()
-    assert nearest("caf\u00e9.txt").endswith(r"with accents as characters of their own: 'cafe\u0301.txt'")
+    assert nearest("caf\u00e9.txt").endswith(r"which looks alike and has other characters: 'cafe\u0301.txt'")
+    (tmp_path / "\ud55c\uae00.txt").touch()
+    assert "looks alike" in nearest(unicodedata.normalize("NFD", "\ud55c\uae00.txt"))

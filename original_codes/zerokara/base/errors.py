@@ -95,20 +95,19 @@ def nearest(named: str | os.PathLike[str], otherwise: str = "") -> str:
     path, found = Path(named), ""
     with suppress(OSError):
         folder = next(each for each in (path, *path.parents, Path()) if each.is_dir())
-        names = {name.casefold(): name for name in os.listdir(folder)[:10_000]}  # compared in under a second
+        names = {_key(name): name for name in os.listdir(folder)[:10_000]}  # compared in under a second
         found = f"{shown(folder.absolute())} {holding(names.values())}"
         wrong, *rest = ("*",) if path.exists() else path.relative_to(folder).parts
-        for like in [] if glob.has_magic(wrong) else difflib.get_close_matches(wrong.casefold(), names, 1, 0.72):
+        for like in [] if glob.has_magic(wrong) else difflib.get_close_matches(_key(wrong), names, 1, 0.72):
             near = Path(folder, names[like])
             found = f"the nearest name is {shown(whole if (whole := near.joinpath(*rest)).exists() else near)}"
-            if near.name != wrong and composed(near.name) == composed(wrong):  # both look alike; macOS writes names so
-                found += f", with accents as characters of their own: {near.name!a}"
+            if near.name.casefold() != wrong.casefold() and _key(near.name) == _key(wrong):  # as macOS writes names
+                found += f", which looks alike and has other characters: {near.name!a}"
     return "; or ".join(filter(None, (found, otherwise)))
 
 
-def composed(name: str) -> str:
-    """A name in Unicode's composed form (NFC)."""
-    return unicodedata.normalize("NFC", name)
+def _key(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def holding(names: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from zerokara.base.progress import log
 from zerokara.config.clean_config import CleanConfig
 from zerokara.config.loading import FILES, load
 from zerokara.corpus.documents import HARMLESS, BadLine, Document
-from zerokara.corpus.find import CORPUS, Formats, FoundFiles, InputFile, find_files
+from zerokara.corpus.find import CORPUS, Formats, FoundFiles, InputFile, find_files, note_tests
 from zerokara.corpus.read import Range, gathered, ranges, read
 from zerokara.corpus.token_hashes import NgramIndex, hashes_of, tokens_per_word
 from zerokara.examples.formats import read_records
@@ -101,6 +101,7 @@ def make_plan(config: CleanConfig) -> Plan:
     """
     own = [Path(config.output_dir, name) for name in ("text", "dropped")]
     files = find_files(config.input, config.where("input"), outputs=own)
+    note_tests(files)
     inside = {*map(os.path.realpath, own)}
     if mixed := [file.name for file in files if os.path.dirname(os.path.realpath(file.name)) in inside]:
         rule = f"names {mixed[0]}, which lies where this step writes: the clean text would lie beside the raw"

@@ -38,8 +38,8 @@ _PERSONAL = {
     "telephone numbers": re.compile(r"(?<![\w.,/-])(\+\d{1,3}|0\d{1,4}|\(\d{2,4}\))( ?-?\d{2,5}){2,4}(?![\w/-])"),
 }
 _DIGITS = {code: unicodedata.decimal(chr(code)) + 48 for code in range(0x80, 0x1FC00) if chr(code).isdecimal()}
-_DIGITS[ord("－")] = ord("-")
-"""Digits of all scripts as those of ASCII, and the hyphen that is as wide as Japanese digits."""
+_DIGITS |= {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+"""Digits of all scripts as those of ASCII, and the signs that are as wide as Japanese digits."""
 _OF_SPACED_WORDS = ("gopher_below_avg_threshold", "gopher_below_alpha_threshold")
 """Thresholds on the lengths and the letters of words, which characters of scripts without spaces break."""
 _GOOD = " ".join(map("".join, islice(product("bdfgk", "aeiou", "lmnr", "aeiou"), 60))) + "."
@@ -54,6 +54,12 @@ def damage_of(text: str) -> float:
         return 0.0
     risky = _IPA.sub("", " ".join(_RISKY.findall(text)))
     return (text.count("\ufffd") + badness(risky)) / len(text)
+
+
+def personal_in(text: str) -> list[str]:
+    """What a text has of persons, by name."""
+    plain = text if text.isascii() else text.translate(_DIGITS)
+    return [name for name, pattern in _PERSONAL.items() if pattern.search(plain)]
 
 
 def language_of(text: str) -> str:
@@ -141,8 +147,7 @@ class Judge:
         head = text[:_HEAD_CHARACTERS]
         letters = (unicodedata.name(character, "?") for character in head if character.isalpha())
         self.counts["scripts"].update(re.split("[ -]", name)[0] for name in letters)  # LATIN SMALL LETTER A
-        plain = text if text.isascii() else text.translate(_DIGITS)
-        self.counts["personal"].update(name for name, pattern in _PERSONAL.items() if pattern.search(plain))
+        self.counts["personal"].update(personal_in(text))
         for name, reason_against in self._reported.items():
             if reason := reason_against(text[:_FILTERED_CHARACTERS]):
                 self.counts["outliers"][f"{name}: {reason}"] += 1

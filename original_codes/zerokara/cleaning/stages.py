@@ -284,8 +284,8 @@ def own_lines(lines: Sequence[str], repeats: Callable[[int], bool]) -> tuple[int
     site, row, letters = set[int](), list[int](), 0
     for number, following in pairwise([*range(tail, size), *range(head), -1]):
         row.append(number)
-        line = lines[filled[number]].strip()
-        letters += sum(not unicodedata.combining(each) for each in line) + len(_UNSPACED.findall(line))
+        line = "".join(each for each in lines[filled[number]].strip() if unicodedata.category(each)[0] != "M")
+        letters += len(line) + len(_UNSPACED.findall(line))
         if following < 0 or not repeats(pair_key(keys[number], keys[following])):
             site.update(row if letters >= _MIN_ROW_CHARACTERS else ())
             row, letters = [], 0

@@ -69,8 +69,8 @@ class Formats:
         return (file_format, compression) if file_format else None
 
 
-_TEST = re.compile(r"(^|[^a-z])(test|valid|validation|dev|eval)([^a-z]|$)")
-"""Names of files that datasets do not train on."""
+_TEST = re.compile(r"(^|[^a-z])(tests?|testset|val|valid|validation|dev|eval|held-?out|holdout)([^a-z]|$)")
+"""Names of files and folders that datasets do not train on."""
 CORPUS = Formats(
     {**dict.fromkeys((".jsonl", ".jsonlines", ".jl", ".ndjson", ".json"), "jsonl"), ".txt": "txt"},
     ".jsonl, .jsonlines, .jl, .ndjson or .json (one JSON object a line) or .txt, each plain, .gz or .zst, or .parquet",
@@ -153,15 +153,20 @@ def find_files(
     files.left_out = {reason: sorted(map(shown, others)) for reason, others in left_out.items()}
     for reason, others in files.left_out.items():
         log(f"note: {first_of(others, 20)}: left out, {reason}")  # the manifest names all
-    stems = [(file.path.stem.lower(), file.name) for file in files]
-    if any("train" in stem for stem, _ in stems) and (others := [name for stem, name in stems if _TEST.search(stem)]):
-        log(f"note: {first_of(others)}: read, too; where they are for tests, name the training files alone")
     if closed := [file.name for file in files if file.remote is None and not os.access(file.path, os.R_OK)]:
         faults.append(Fault(first_of(closed), "cannot be read: permission denied"))
     if not faults and not any(file.bytes for file in files):
         faults.append(Fault(places[0], f"the corpus is empty: {plural(len(files), 'file')}, 0 bytes"))
     refuse(faults)
     return files
+
+
+def note_tests(files: Sequence[InputFile]) -> None:
+    """Tell which files beside training files are named as those for tests are."""
+    names = {file.name: "/".join(file.name.split("/")[-2:]).lower() for file in files}
+    others = [name for name, end in names.items() if "train" not in end and _TEST.search(end)]
+    if others and any("train" in end for end in names.values()):
+        log(f"note: {first_of(others)}: read, too; where they are for tests, name the training files alone")
 
 
 def check_unchanged(files: Sequence[InputFile]) -> None:

@@ -107,7 +107,9 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
     elif other := _other_format(file, bad):
         remedy = other
     elif reason is Reason.INVALID_UTF8 or (reason is Reason.TRUNCATED_LINE and file.format == "txt"):
-        names = "CP1252 in Western Europe, CP1251 Cyrillic, CP1256 Arabic, CP1258 Vietnamese, CP874 Thai"
+        names = (
+            "CP1252 in Western, CP1250 in Central Europe, CP1251 Cyrillic, CP1256 Arabic, CP1258 Vietnamese, CP874 Thai"
+        )
         remedy = f"text must be UTF-8; convert it from its encoding ({names}): iconv -f CP… -t UTF-8"
     elif file.format == "jsonl":
         remedy = 'a JSON file must have one object a line, as {"text": "..."}; name plain text .txt'

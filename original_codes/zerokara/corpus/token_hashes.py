@@ -1,9 +1,9 @@
 """Texts → their tokens, 64-bit hashes of these, and of every n in a row: what two texts share, in any language.
 
-Tokens are words in lower case; in scripts that are written without spaces, single characters. So one measure serves all
-languages: five tokens in a row are five words, or five characters (three of which say as much as a word, where it is
-counted how much two texts share). Where texts that differ in them must not be the same
-(`+` and `-`, ``Yes.`` and ``Yes?``, an emoji), each sign is a token, too.
+Tokens are words in lower case; in scripts that are written without spaces, single characters. So one measure serves
+all languages: five tokens in a row are five words, or five characters. How much two texts share is counted in words, of
+three characters each (`tokens_per_word`). Where texts that differ in them must not be the same (`+` and `-`, ``Yes.``
+and ``Yes?``, an emoji), each sign is a token, too.
 """
 
 import re
@@ -33,7 +33,7 @@ _MARKS = "".join(
 r"""Marks inside words, which `\w` leaves out: accents, tones, the vowels of Hebrew, Arabic and the scripts of India."""
 _WORD = rf"[^\W{UNSPACED}]+(?:[{_MARKS}][^\W{UNSPACED}]*)*|[{UNSPACED}]"
 _TOKEN, _TOKEN_OR_SIGN = re.compile(_WORD), re.compile(rf"{_WORD}|[^\w\s]")
-_IGNORED = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
+_IGNORED = re.compile("[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 """Characters that nobody sees: soft hyphens, joiners, spaces of no width, directions."""
 _HEAD_CHARACTERS = 2000
 _PART = re.compile(r"(\w?\W{63})")
@@ -49,7 +49,7 @@ def composed(text: str) -> str:
 
 def words(text: str, with_signs: bool = False) -> list[str]:
     """The tokens of a text, in order."""
-    return (_TOKEN_OR_SIGN if with_signs else _TOKEN).findall(_IGNORED.sub("", composed(text)).lower())
+    return (_TOKEN_OR_SIGN if with_signs else _TOKEN).findall(composed(_IGNORED.sub("", text)).lower())
 
 
 def tokens_per_word(text: str) -> int:

@@ -102,7 +102,7 @@ def answer(
     return Answers(outputs, stopped, max_new_tokens, len(ids) - len(asked))
 
 
-class _Printer:
+class Printer:
     """Prints what `generate` writes as it comes: transformers' own streamer waits for a space, which some scripts lack.
     What `continues` the prompt has the space behind it, which is lost where a piece is the first that is decoded."""
 
@@ -156,7 +156,7 @@ def stream(
     ids_BS = torch.tensor([ids], device=model.device)
     # An encoder-decoder's sentinel tokens tell which masked span the text after them fills.
     shown = AS_WRITTEN | {"skip_special_tokens": not is_encoder_decoder}
-    streamer = _Printer(partial(tokenizer.decode, **shown), continues)
+    streamer = Printer(partial(tokenizer.decode, **shown), continues)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
     fixed = {"streamer": streamer, "max_new_tokens": limit, "eos_token_id": ends, "pad_token_id": pad_id}
     with torch.inference_mode():

@@ -203,7 +203,7 @@ def _result(row: Row, value: float, section: Section) -> Any:
     data = str(section.facts.get("text", section.name))
     return EvalResult(
         task_type="text-generation",
-        dataset_type=regex.sub(r"[^\w\p{M}.-]+", "-", data),  # what the Hub tells data sets apart by
+        dataset_type=regex.sub(r"[^\w.-]+", "-", data),  # what the Hub tells data sets apart by
         dataset_name=data,
         metric_type=section.metric,
         metric_name=f"{section.metric.replace('_', ' ')} ({interval}n = {row.n:,})",

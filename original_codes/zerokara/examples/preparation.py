@@ -194,7 +194,7 @@ def _summary_rows(paths: ExamplePaths, prepared: ExampleFiles) -> Iterator[tuple
         if counts.seen:  # which makes a result look better than it is
             yield "", f"warning: {counts.seen:,} {used} examples have the input of an example of an earlier split"
         if counts.unknown_answers:
-            what = "have characters that the tokenizer does not know, or changes: no answer can equal them"
+            what = "have characters that the tokenizer does not know, or that it or the chat template changes"
             yield "", f"warning: {counts.unknown_answers:,} {used} answers {what}"
     if any(files.counts.bad for files in prepared.splits.values()):
         yield "bad lines", f"listed in {paths.quarantine}"

@@ -135,7 +135,7 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
 
 
 def inline(text: str) -> str:
-    """`text` as Markdown within a line or the cell of a table; what does not print is spelt out."""
+    """`text` as Markdown within a line or the cell of a table; what does not print is spelt out, but for joiners."""
     line = " ".join(text.split())
     hidden = {each for each in line if not (each.isprintable() or each in _JOINERS)}
     shown = (each.encode("unicode_escape").decode("ascii") if each in hidden else each for each in line)

@@ -182,6 +182,8 @@ def _of_samples(parts: Sequence[NDArray[Any]], objective: SpanCorruption) -> Val
         tokens = part[np.minimum(positions, len(part) - 1)].astype(np.int64)
         counts = objective(np.where(is_text, tokens, -1), keys).labels >= 0
         batch = objective(np.where(is_text, tokens, objective.end_id), keys)
+        # The sentinel of a span counts if the first token of the span does.
+        counts = np.where(np.isin(batch.labels, objective.sentinel_ids), np.roll(counts, -1, axis=1), counts)
         return replace(batch, loss_mask=batch.loss_mask * counts * (samples < num_samples[number])[:, None])
 
     return ValidationBatches(num_samples, batch_of)

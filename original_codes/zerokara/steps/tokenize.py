@@ -11,7 +11,7 @@ from zerokara.base.errors import Fault, UserError, refuse
 from zerokara.base.progress import bytes_text, count_text, log, plural, summary
 from zerokara.base.resources import start_fork_server
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.find import FoundFiles, InputFile, find_files, for_manifest
+from zerokara.corpus.find import FoundFiles, InputFile, find_files, for_manifest, note_tests
 from zerokara.corpus.format_check import check_formats
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.compatibility import notes
@@ -42,6 +42,7 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         faults += error.faults
     try:
         files = find_files([entry for _, entry in config.entries], [config.where(key) for key, _ in config.entries])
+        note_tests([file for file in files if config.entries[file.source][0] == "input_jsonl"])
     except UserError as error:
         faults += error.faults
     refuse(faults)

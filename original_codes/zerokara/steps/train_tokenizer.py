@@ -11,7 +11,7 @@ from zerokara.base import file_lock, manifest
 from zerokara.base.errors import UserError
 from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.corpus.find import find_files, for_manifest
+from zerokara.corpus.find import find_files, for_manifest, note_tests
 from zerokara.corpus.format_check import check_formats
 from zerokara.steps import command, preflight
 from zerokara.tokenizer import made_name
@@ -24,6 +24,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
     from zerokara.tokenizer.morphemes import analyser_of
 
     files = find_files(config.input, config.where("input"))
+    note_tests(files)
     others = _tokenizers(config, "compare_with", config.compare_with)
     folder = Path(config.output_dir)
     model_path, manifest_path = folder / made_name(config.base_tokenizer), folder / manifest.NAME

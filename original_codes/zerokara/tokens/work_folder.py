@@ -107,7 +107,7 @@ def write_once(path: Path, content: Any) -> Any:
             with open(path, "xb") as file:
                 file.write(proposed.read_bytes())
     proposed.unlink()
-    return read_back(path, "delete this folder to start over")
+    return read_back(path, "delete its folder to start over")
 
 
 def reconcile(

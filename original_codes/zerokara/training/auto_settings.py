@@ -6,7 +6,6 @@ micro batch while the settings in `_MICRO_BATCH_SETTINGS` stay the same. Each st
 it changes no result.
 """
 
-import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,9 +50,9 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
         if shares_batch and replace(plan, num_processes=plan.nodes * number).memory.fits:
             break
     if devices.gpu_names and config.num_processes == "auto" and "global_batch_size" in plan.reasons:
-        # Few examples make a small batch, which fewer GPUs share.
+        # As many as divide the batch: one of few examples is small, and three GPUs do not divide a power of two.
         width, share = config.tensor_parallel_size, plan.resolved.global_batch // (plan.nodes * micro)
-        number = width * math.gcd(number // width, share)
+        number = width * max((each for each in range(1, number // width + 1) if share % each == 0), default=1)
     plan = plan.on_processes(plan.nodes * number)
     if config.micro_batch_size == "auto":
         plan = plan.with_settings(micro_batch_size=kept_micro_batch(plan, earlier) or first_micro_batch(plan.memory))

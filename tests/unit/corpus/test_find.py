@@ -13,7 +13,7 @@ from corpus_files import compressed
 from programs import run_program
 
 from zerokara.base.errors import RunError, shown
-from zerokara.corpus.find import CORPUS, check_unchanged, find_files
+from zerokara.corpus.find import CORPUS, check_unchanged, find_files, note_tests
 
 
 @pytest.fixture
@@ -58,10 +58,18 @@ def test_what_a_step_writes_is_not_found_in_a_folder(here: Path, capsys: pytest.
 
 
 def test_files_for_tests_beside_training_files_are_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(here, "data/train-0.jsonl", "data/test-0.jsonl", "data/validation.jsonl", "data/contest.jsonl")
-    assert len(names("data")) == 4 and "note: data/test-0.jsonl and 1 more" in capsys.readouterr().out
-    assert len(names("data/t*-0.jsonl")) == 2 and "note: data/test-0.jsonl" in capsys.readouterr().out
-    assert len(names("data/train-0.jsonl", "data/contest.jsonl")) == 2 and not capsys.readouterr().out
+    def note_of(*entries: str) -> str:
+        note_tests(find_files(entries, ""))
+        return capsys.readouterr().out
+
+    write(
+        here, "a/train-0.jsonl", "a/test-0.jsonl", "a/val.jsonl", "a/contest.jsonl", "b/train/0.jsonl", "b/test/0.jsonl"
+    )
+    assert "note: a/test-0.jsonl and 1 more: read, too" in note_of("a")
+    assert "note: a/val.jsonl: read, too" in note_of("a/train-0.jsonl", "a/val.jsonl", "a/contest.jsonl")
+    assert "note: b/test/0.jsonl: read, too" in note_of("b")
+    write(here, "c/train_dev.jsonl", "c/train.jsonl")
+    assert not any(map(note_of, ("c", "a/test-0.jsonl", "a/train-0.jsonl", "b/test")))
 
 
 @pytest.mark.parametrize(

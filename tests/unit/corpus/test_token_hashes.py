@@ -86,4 +86,5 @@ def test_a_name_in_a_script_without_spaces_is_no_copy() -> None:
 
 def test_what_nobody_sees_makes_no_other_text() -> None:
     assert words("ភាសា\u200bខ្មែរ") == words("ភាសាខ្មែរ")
+    assert words("cafe\u200d\u0301") == words("café") and words("a\u061cb") == ["ab"]
     assert words("infor\u00admation می\u200cخواهم\u200f") == words("information میخواهم")

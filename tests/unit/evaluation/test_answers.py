@@ -217,7 +217,7 @@ def test_what_a_model_writes_is_printed_character_by_character(
     capsys: pytest.CaptureFixture[str], continues: bool, expected: str
 ) -> None:
     """The tokens are bytes here, and the first space is lost, as in a tokenizer that puts one before every text."""
-    printer = answers._Printer(lambda ids: bytes(ids).decode("utf-8", "replace").removeprefix(" "), continues)
+    printer = answers.Printer(lambda ids: bytes(ids).decode("utf-8", "replace").removeprefix(" "), continues)
     printer.put(torch.tensor([[*" đang tại".encode()]]))
     shown = []
     for byte in " với ก".encode():

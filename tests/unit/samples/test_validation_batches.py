@@ -137,7 +137,7 @@ def test_masked_samples_cover_every_part_whole(prefix: Path, num_ranks: int, mic
         texts = [
             merged(read, written, made.sentinel_ids, 2).tolist()
             for batch in of_part(per_rank, number)
-            for read, written, counts in zip(batch.inputs, batch.labels, batch.loss_mask[:, 0], strict=True)
+            for read, written, counts in zip(batch.inputs, batch.labels, batch.loss_mask.any(axis=1), strict=True)
             if counts
         ]
         filled = [*part, *[2] * (-len(part) % raw)]
@@ -152,6 +152,8 @@ def test_a_text_shorter_than_a_sample_shows_no_answer(tmp_path: Path) -> None:
     answers = counted[np.isin(counted, np.arange(10, 20))]
     assert len(answers) and not np.isin(answers, batch.inputs).any()
     assert (counted == made.end_id).sum() == 1, "that of the target, and none of those that fill the sample"
+    spans = np.flatnonzero(np.isin(batch.labels[0], made.sentinel_ids) & (batch.loss_mask[0] > 0))
+    assert len(spans) and np.isin(batch.labels[0, spans + 1], answers).all(), "spans without text do not count"
 
 
 def test_every_validation_masks_the_same_tokens_and_each_sample_others(tmp_path: Path) -> None:

@@ -207,10 +207,10 @@ class MemoryForecast:
             *({"zero_stage": stage} for stage in stages),
         ]
         if self.device == "cuda" and config.offload == "none":
-            # Below stage 2 the GPU still has all gradients.
-            stage = {"zero_stage": 2} if config.stage < 2 else {}
-            changes += [{"offload": "optimizer", **stage}, {"offload": "all", "zero_stage": 3}]
+            changes += [{"offload": "optimizer"}, {"offload": "all", "zero_stage": 3}]
         for change in [*changes, *accumulate(changes, operator.or_)]:
+            if "offload" in change and max(config.stage, change.get("zero_stage", 0)) < 2:
+                change = {**change, "zero_stage": 2}  # below it the GPU still has all gradients
             changed = self.with_settings(**change)
             if changed.fits and change.keys().isdisjoint(fault.key for fault in changed.config.rule_faults()):
                 settings = ", ".join(f"{key}: {value}" for key, value in change.items())
@@ -265,14 +265,17 @@ def _zero_parts(run: MemoryForecast, sizes: Sequence[int], moments: int) -> dict
     bucket = (bucket if run.device == "cuda" else min(bucket, count)) * (width if stage == 2 else 4)
     bucket *= 2 if zero.get("overlap_comm") and stage < 3 else 1
     if run.config.offload != "none":
-        # At stages 1 and 2 the gradients are summed on the GPU, and then copied. In main memory, the updated weights
-        # have a buffer in the computation's format, and at stage 3 the gradients have two.
+        # At stages 1 and 2 the gradients are summed on the GPU (in bf16 also those of the own part, in fp32), and then
+        # copied, the largest through a buffer; in main memory the updated weights have one in the computation's format.
+        # At stage 3, and in fp32, the gradients are there twice.
+        is_3, on_gpu = stage == 3, (count if stage == 1 else 0) + (share if width == 2 else 0)
+        copied = 0 if is_3 else width * max(sizes)
         return {
             "weights": weights,
-            "sums of gradients": 0 if stage == 3 else 4 * (share + (count if stage == 1 else 0)),
+            "sums of gradients": 0 if is_3 else 4 * on_gpu + copied,
             "reduce bucket": bucket,
-            "gradients": 4 * share * (2 if stage == 3 else 1),
-            "fp32 master weights": (4 + width) * share,
+            "gradients": 4 * share * (2 if is_3 or width == 4 else 1) + copied,
+            "fp32 master weights": (4 if is_3 else 4 + width) * share,
             "optimizer state": 4 * -(-moments // processes),
         }
     return {

@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -133,6 +134,9 @@ def init_process_group(device: torch.device) -> None:
     if torch.distributed.is_initialized():
         return
     is_cuda, count = device.type == "cuda", int(os.environ["WORLD_SIZE"])
+    # Given the device, NCCL would connect each of some hundred groups at once, of which three are used. Without, a
+    # barrier says which device it takes: that of `set_device`.
+    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")
     torch.distributed.init_process_group(
         "nccl" if is_cuda else "gloo",
         store=HashStore() if count == 1 else rendezvous_store(),
