@@ -1,10 +1,15 @@
 """Memory and cores that this process may use: the machine's, within its control groups and its own limit."""
 
+import multiprocessing
 import os
 import resource
 import subprocess
 import sys
+import threading
+import time
 from collections import namedtuple
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import psutil
@@ -97,3 +102,24 @@ def test_a_folder_for_temporary_files_with_too_long_a_name_is_told(tmp_path: Pat
         [sys.executable, "-c", SERVER], capture_output=True, encoding="utf-8", env=os.environ | {"TMPDIR": str(folder)}
     )
     assert done.returncode and "set another: TMPDIR=/tmp" in done.stderr
+
+
+def test_a_pool_ends_though_a_worker_died_while_another_was_started() -> None:
+    """Left to itself it would wait for ever in one of ten rounds."""
+    context = multiprocessing.get_context("forkserver")
+    for number in range(20):
+        pool = ProcessPoolExecutor(2, context)
+
+        def kill(delay: float = 0.0004 * (number % 10)) -> None:
+            while not (workers := multiprocessing.active_children()):
+                time.sleep(0.0005)
+            time.sleep(delay)
+            workers[0].kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        with pytest.raises(BrokenProcessPool), resources.ended(pool):
+            for future in [pool.submit(time.sleep, 5) for _ in range(2)]:
+                future.result()
+        killer.join()
+        assert not multiprocessing.active_children()

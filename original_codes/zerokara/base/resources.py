@@ -14,6 +14,8 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -103,6 +105,19 @@ def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG, linux/prctl.h
     if os.getppid() != parent_pid:  # It died before the request.
         os._exit(1)
+
+
+@contextmanager
+def ended(pool: Executor) -> Iterator[None]:
+    """End a pool with the block, and its workers whatever they do. When one has died, the pool by itself would wait for
+    ever for another that it was starting at that moment."""
+    others = {*multiprocessing.active_children()}
+    try:
+        yield
+    finally:
+        for worker in {*multiprocessing.active_children()} - others:
+            worker.kill()
+        pool.shutdown(cancel_futures=True)
 
 
 def start_fork_server(modules: Sequence[str]) -> ForkServerContext:

@@ -23,7 +23,7 @@ from loguru import logger
 from zerokara.base.durable import atomic_file, make_folders, sync_folder
 from zerokara.base.errors import RunError
 from zerokara.base.progress import Progress, log, plural
-from zerokara.base.resources import available_cores, available_memory, end_with_step, start_fork_server
+from zerokara.base.resources import available_cores, available_memory, end_with_step, ended, start_fork_server
 from zerokara.cleaning import stages
 from zerokara.cleaning.plan import CLEAN, Plan
 
@@ -106,7 +106,7 @@ def _run_here(executor: LocalPipelineExecutor, label: str) -> None:
     context = start_fork_server([__name__])  # what it imports is there for all workers of all stages
     pool = ProcessPoolExecutor(min(executor.workers, len(ranks) or 1), context, _begin)
     try:
-        with Progress(label, executor.tasks, " tasks", done=executor.tasks - len(ranks)) as progress:
+        with ended(pool), Progress(label, executor.tasks, " tasks", done=executor.tasks - len(ranks)) as progress:
             left = {pool.submit(executor._run_for_rank, rank) for rank in ranks}
             while left:
                 done, left = wait(left, timeout=1, return_when=FIRST_COMPLETED)
@@ -116,8 +116,6 @@ def _run_here(executor: LocalPipelineExecutor, label: str) -> None:
     except BrokenProcessPool:
         remedy = "most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
         raise RunError(f"a process died; what is done is kept, and the same command resumes; {remedy}") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _begin() -> None:

@@ -30,7 +30,7 @@ import sentencepiece
 
 from zerokara.base.errors import RunError, UserError
 from zerokara.base.progress import Progress
-from zerokara.base.resources import available_memory, end_with_parent
+from zerokara.base.resources import available_memory, end_with_parent, ended
 from zerokara.config.tokenizer_config import TokenizerConfig
 from zerokara.tokenizer.model_file import ModelFile, PieceType
 
@@ -166,7 +166,8 @@ def segment(config: TokenizerConfig, analyser: Analyser, sentences: Path, target
         blocks = iter(lambda: b"".join(source.readlines(BLOCK_BYTES)), b"")
         context = multiprocessing.get_context("spawn")
         try:
-            with ProcessPoolExecutor(num_processes, context, _start_worker, (os.getpid(),)) as pool:
+            pool = ProcessPoolExecutor(num_processes, context, _start_worker, (os.getpid(),))
+            with ended(pool):
                 in_order = pool.map if num_processes > 1 else map  # the pool starts no process before it is asked
                 while some := list(islice(blocks, BLOCKS_PER_PROCESS * num_processes)):
                     for block, lines in zip(some, in_order(partial(_split, analyser, config), some), strict=True):

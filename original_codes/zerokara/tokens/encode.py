@@ -11,7 +11,6 @@ folder keeps what is finished until the step has written its manifest, so that t
 interruption.
 """
 
-import multiprocessing
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
@@ -23,7 +22,7 @@ from typing import Any, Literal
 from zerokara.base.errors import NO_ROOM, Fault, RunError, UserError, shown
 from zerokara.base.manifest import FileKey, file_key
 from zerokara.base.progress import Progress, bytes_text, count_text, first_of, log, plural, seconds_text
-from zerokara.base.resources import free_bytes, start_fork_server
+from zerokara.base.resources import ended, free_bytes, start_fork_server
 from zerokara.config.data import DataSettings
 from zerokara.corpus.find import FoundFiles, InputFile, check_unchanged
 from zerokara.corpus.read import total_plain_bytes
@@ -190,32 +189,32 @@ def run_in_workers(
         UserError: a file that can never be read.
     """
     context = start_fork_server(PRELOADED)
-    others = {*multiprocessing.active_children()}
     pool = ProcessPoolExecutor(num_workers, context, begin_worker, (job,))
     threads = ThreadPoolExecutor(OPEN_STREAMS)
     waiting, opened = iter(input_streams), list[Iterator[ShardTask]]()
     asked: dict[Future[ShardTask | None], Iterator[ShardTask]] = {}
     under_way: dict[Future[ShardResult], ShardTask] = {}
     try:
-        while True:
-            while len(asked) < OPEN_STREAMS and len(asked) + len(under_way) < num_workers * 3 // 2 + 3:
-                stream = opened.pop(0) if opened else next(waiting, None)
-                if stream is None:
-                    break
-                asked[threads.submit(next, stream, None)] = stream
-            if not asked and not under_way:
-                return
-            futures: list[Future[Any]] = [*asked, *under_way]
-            done = wait(futures, return_when=FIRST_COMPLETED).done
-            for answer in asked.keys() & done:
-                stream = asked.pop(answer)
-                if task := answer.result():
-                    opened.append(stream)
-                    under_way[pool.submit(write_shard_in_worker, task)] = task
-            for future in under_way.keys() & done:
-                result = future.result()
-                del under_way[future]  # later, since a death is told with all tasks that were under way
-                yield result
+        with ended(pool):
+            while True:
+                while len(asked) < OPEN_STREAMS and len(asked) + len(under_way) < num_workers * 3 // 2 + 3:
+                    stream = opened.pop(0) if opened else next(waiting, None)
+                    if stream is None:
+                        break
+                    asked[threads.submit(next, stream, None)] = stream
+                if not asked and not under_way:
+                    return
+                futures: list[Future[Any]] = [*asked, *under_way]
+                done = wait(futures, return_when=FIRST_COMPLETED).done
+                for answer in asked.keys() & done:
+                    stream = asked.pop(answer)
+                    if task := answer.result():
+                        opened.append(stream)
+                        under_way[pool.submit(write_shard_in_worker, task)] = task
+                for future in under_way.keys() & done:
+                    result = future.result()
+                    del under_way[future]  # later, since a death is told with all tasks that were under way
+                    yield result
     except BrokenProcessPool:
         firsts = [task.ranges[0] for task in under_way.values()][:num_workers]
         places = first_of([f"{first.file.name} from byte {first.start:,}" for first in firsts], 3)
@@ -224,9 +223,6 @@ def run_in_workers(
             "most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
         ) from None
     finally:
-        for worker in {*multiprocessing.active_children()} - others:
-            worker.kill()
-        pool.shutdown(cancel_futures=True)
         threads.shutdown(cancel_futures=True)
 
 
