@@ -109,8 +109,8 @@ def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
 
 @contextmanager
 def ended(pool: Executor) -> Iterator[None]:
-    """End a pool with the block, and its workers whatever they do. When one has died, the pool by itself would wait for
-    ever for another that it was starting at that moment."""
+    """Kill the workers of a pool and shut it down when the block ends. If a worker dies while the pool starts another,
+    the pool by itself waits for the new one for ever."""
     others = {*multiprocessing.active_children()}
     try:
         yield

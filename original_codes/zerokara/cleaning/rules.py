@@ -57,7 +57,7 @@ def damage_of(text: str) -> float:
 
 
 def personal_in(text: str) -> list[str]:
-    """What a text has of persons, by name."""
+    """Return the kinds of personal data that a text has."""
     plain = text if text.isascii() else text.translate(_DIGITS)
     return [name for name, pattern in _PERSONAL.items() if pattern.search(plain)]
 

@@ -122,8 +122,8 @@ class MachineSettings(Settings):
     """The machine (steps 3 and 7): none of this changes what is learned."""
 
     num_processes: PositiveInt | Auto = "auto"
-    """Training processes on each machine; `auto` is one per GPU (CUDA_VISIBLE_DEVICES applies), fewer where they do not
-    divide the rule's batch; or on a CPU one per core if the batch can be divided among them and the memory suffices,
+    """Training processes on each machine; `auto` is one per GPU (CUDA_VISIBLE_DEVICES applies), fewer if they do not
+    divide an automatic batch; or on a CPU one per core if the batch can be divided among them and the memory suffices,
     otherwise fewer. The maximum is the number of GPUs, or of cores."""
     nodes: PositiveInt | Auto = "auto"
     """Machines (nodes) that train together, each with num_processes. The command on the first machine prints the

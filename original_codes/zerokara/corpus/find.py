@@ -162,11 +162,11 @@ def find_files(
 
 
 def note_tests(files: Sequence[InputFile]) -> None:
-    """Tell which files beside training files are named as those for tests are."""
+    """Log which files have names of test data, where other files have names of training data."""
     names = {file.name: "/".join(file.name.split("/")[-2:]).lower() for file in files}
     others = [name for name, end in names.items() if "train" not in end and _TEST.search(end)]
     if others and any("train" in end for end in names.values()):
-        log(f"note: {first_of(others)}: read, too; where they are for tests, name the training files alone")
+        log(f"note: {first_of(others)}: read as well; if they are test data, name the training files alone")
 
 
 def check_unchanged(files: Sequence[InputFile]) -> None:

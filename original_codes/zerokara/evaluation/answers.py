@@ -103,8 +103,8 @@ def answer(
 
 
 class Printer:
-    """Prints what `generate` writes as it comes: transformers' own streamer waits for a space, which some scripts lack.
-    What `continues` the prompt has the space behind it, which is lost where a piece is the first that is decoded."""
+    """Prints each character as `generate` writes it; transformers' own streamer waits for a space, which some scripts
+    lack. With `continues`, the prompt is decoded, too, or the space after it would be lost."""
 
     def __init__(self, decode: Callable[[list[int]], str], continues: bool):
         self._decode, self._continues, self._ids, self._num_printed = decode, continues, list[int](), -1

@@ -50,7 +50,7 @@ def on_this_machine(plan: RunPlan, earlier: EarlierRun | None = None) -> RunPlan
         if shares_batch and replace(plan, num_processes=plan.nodes * number).memory.fits:
             break
     if devices.gpu_names and config.num_processes == "auto" and "global_batch_size" in plan.reasons:
-        # As many as divide the batch: one of few examples is small, and three GPUs do not divide a power of two.
+        # As many as divide the batch: few examples have a small one, and three GPUs do not divide a power of two.
         width, share = config.tensor_parallel_size, plan.resolved.global_batch // (plan.nodes * micro)
         number = width * max((each for each in range(1, number // width + 1) if share % each == 0), default=1)
     plan = plan.on_processes(plan.nodes * number)

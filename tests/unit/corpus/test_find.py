@@ -65,9 +65,9 @@ def test_files_for_tests_beside_training_files_are_told(here: Path, capsys: pyte
     write(
         here, "a/train-0.jsonl", "a/test-0.jsonl", "a/val.jsonl", "a/contest.jsonl", "b/train/0.jsonl", "b/test/0.jsonl"
     )
-    assert "note: a/test-0.jsonl and 1 more: read, too" in note_of("a")
-    assert "note: a/val.jsonl: read, too" in note_of("a/train-0.jsonl", "a/val.jsonl", "a/contest.jsonl")
-    assert "note: b/test/0.jsonl: read, too" in note_of("b")
+    assert "note: a/test-0.jsonl and 1 more: read as well" in note_of("a")
+    assert "note: a/val.jsonl: read as well" in note_of("a/train-0.jsonl", "a/val.jsonl", "a/contest.jsonl")
+    assert "note: b/test/0.jsonl: read as well" in note_of("b")
     write(here, "c/train_dev.jsonl", "c/train.jsonl")
     assert not any(map(note_of, ("c", "a/test-0.jsonl", "a/train-0.jsonl", "b/test")))
 

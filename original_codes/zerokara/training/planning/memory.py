@@ -265,9 +265,9 @@ def _zero_parts(run: MemoryForecast, sizes: Sequence[int], moments: int) -> dict
     bucket = (bucket if run.device == "cuda" else min(bucket, count)) * (width if stage == 2 else 4)
     bucket *= 2 if zero.get("overlap_comm") and stage < 3 else 1
     if run.config.offload != "none":
-        # At stages 1 and 2 the gradients are summed on the GPU (in bf16 also those of the own part, in fp32), and then
-        # copied, the largest through a buffer; in main memory the updated weights have one in the computation's format.
-        # At stage 3, and in fp32, the gradients are there twice.
+        # At stages 1 and 2 DeepSpeed sums the gradients on the GPU, in bf16 those of its own part once more in fp32. It
+        # copies them through a buffer of the largest. Main memory has the updated weights once more, in the format of
+        # the computation; at stage 3 and in fp32 it has the gradients twice.
         is_3, on_gpu = stage == 3, (count if stage == 1 else 0) + (share if width == 2 else 0)
         copied = 0 if is_3 else width * max(sizes)
         return {

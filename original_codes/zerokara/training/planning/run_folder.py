@@ -59,7 +59,7 @@ def command_lock(config: TrainingSettings) -> Iterator[None]:
     """
     run_dir = Path(config.output_model_dir)
     path = run_dir / COMMAND_LOCK_NAME
-    with durable.made_folder(run_dir.resolve()), file_lock.held(path) as is_ours:  # of a link, what it names
+    with durable.made_folder(run_dir.resolve()), file_lock.held(path) as is_ours:
         if not is_ours:
             holder = file_lock.read_holder(path)
             stop = f", stop it (kill {holder.pid}: it saves and exits)" if holder and holder.is_here else ""

@@ -134,8 +134,8 @@ def init_process_group(device: torch.device) -> None:
     if torch.distributed.is_initialized():
         return
     is_cuda, count = device.type == "cuda", int(os.environ["WORLD_SIZE"])
-    # Given the device, NCCL would connect each of some hundred groups at once, of which three are used. Without, a
-    # barrier says which device it takes: that of `set_device`.
+    # No `device_id`: with it NCCL connects all of some hundred groups at once, of which three are used. Without it a
+    # barrier warns that it uses the device of `set_device`.
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")
     torch.distributed.init_process_group(
         "nccl" if is_cuda else "gloo",
