@@ -63,6 +63,8 @@ def assert_left_out(run_dir: Path) -> None:
     skipped = [(line["step"], line["skipped"]) for line in lines]
     assert skipped == [(3, "the loss is nan"), (5, "the gradient is not finite")]
     assert [len(line["bad_samples"]) for line in lines] == [1, 3]
+    losses = [sample["loss"] for sample in lines[1]["bad_samples"]]
+    assert losses == sorted(losses, reverse=True), "the worst first"
     folders = {step: checkpoint.folder_of(run_dir, step) for step in range(1, 7)}
     now = [dict(checkpoint.read_weights(f)) | dict(checkpoint.read_moments(f)) for f in folders.values()]
     same = [all(torch.equal(one[name], was[name]) for name in was) for was, one in itertools.pairwise(now)]

@@ -73,7 +73,8 @@ def labels(encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> None:
     run_dir = labels.parent / "run"
-    done = run(labels, *QUICK)
+    asked = (*QUICK, "micro_batch_size=2", "num_processes=2")  # each of the two answers every second example
+    done = run(labels, *asked)
     assert done.returncode == 0, done.stderr + done.stdout
     lines = step_metrics.read(run_dir)
     measured = {line["step"]: line["valid_accuracy"] for line in lines if "valid_accuracy" in line}
@@ -82,18 +83,19 @@ def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> N
     assert measured[int(named.removeprefix("global_step"))] == max(measured.values())
     result = json.loads((run_dir / "test_result.json").read_bytes())
     assert result["checkpoint"] == named and result["test_accuracy"] > 0.7 and result["test_examples"] == 60
+    assert result["test_learned_tokens"] > max(line.get("valid_tokens", 0) for line in lines), "of 60 examples, not 40"
     answers = [json.loads(line) for line in (run_dir / "test_answers.jsonl").read_bytes().splitlines()]
     assert sum(one["answer"] == one["reference"] for one in answers) == round(60 * result["test_accuracy"])
     record = facts.read(run_dir)
     assert record is not None and record.test is not None and record.test.low < record.test.value <= record.test.high
     assert record.baselines == {"majority": 0.5} and record.data["train"].kept + record.data["valid"].kept == 400
 
-    again = run(labels, *QUICK)
+    again = run(labels, *asked)
     assert again.returncode == 0 and "complete already" in again.stdout
     assert json.loads((run_dir / "test_result.json").read_bytes()) == result
     (labels.parent / "other.tsv").write_text(made_tasks.label_lines(9, 3), encoding="utf-8")
     other = [f"test_data=[{labels.parent / 'other.tsv'}]", f"output_prefix={labels.parent / 'other'}"]
-    assert "was tested on other examples" in run(labels, *QUICK, *other).stdout
+    assert "was tested on other examples" in run(labels, *asked, *other).stdout
     assert "was tested on other examples" not in again.stdout
 
     # The newest, had the metric become worse; step 4 takes the one that was tested.
@@ -147,6 +149,7 @@ def test_conversations_are_learned(architecture: str, encoder: Encoder, tmp_path
     own = tmp_path / "model" / facts.CHAT_TEMPLATE_NAME
     if architecture == "t5":
         own.write_text(auto_source(encoder, True).replace("message['content']", "'- ' + message['content']"))
+    (tmp_path / "model" / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6}')
     several = ("num_processes=2", "micro_batch_size=2", "zero_stage=2")
     done = run(config, *QUICK, *several, "max_steps=6", "eval_examples=8")
     assert done.returncode == 0, done.stderr + done.stdout
@@ -167,8 +170,9 @@ def test_conversations_are_learned(architecture: str, encoder: Encoder, tmp_path
         assert convert_to_hf.main(typed(input_model_dir=run_dir, output_tokenizer_and_model_dir=exported)) == 0
         proof = exported_folder.proved(exported).facts["proof"]
         assert proof["chat"]["compared"] == 196 and proof["token_ids"]["holds"]
-        ends = json.loads((exported / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
-        assert [encoder.pieces[end] for end in ends] == ["<|endoftext|>", "<|im_end|>"]
+        generation = json.loads((exported / "generation_config.json").read_text(encoding="utf-8"))
+        assert generation["temperature"] == 0.6, "of the model that was fine-tuned"
+        assert [encoder.pieces[end] for end in generation["eos_token_id"]] == ["<|endoftext|>", "<|im_end|>"]
 
 
 @pytest.mark.parametrize(

@@ -165,9 +165,9 @@ def write_json(path: Path, content: object) -> None:
     write_file(path, orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def read_back(path: Path, remedy: str) -> Any:
-    """Read JSON that `write_json` wrote. Raises UserError with the remedy if the file is damaged."""
-    try:
-        return orjson.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(Fault(str(path), f"is damaged ({error})", remedy=remedy)) from error
+def read_back(path: Path, remedy: str) -> dict[str, Any]:
+    """Read a JSON object that `write_json` wrote. Raises UserError with the remedy if the file is damaged."""
+    with suppress(ValueError):
+        if isinstance(content := orjson.loads(path.read_bytes()), dict):
+            return content
+    raise UserError(Fault(str(path), "is damaged: it holds no JSON object", remedy=remedy))

@@ -154,7 +154,7 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
 def _result(run_dir: Path) -> dict[str, Any]:
     """Result of the test; empty if there is none."""
     path = run_dir / RESULT_NAME
-    return dict(read_back(path, "delete it; the test is then done again")) if path.exists() else {}
+    return read_back(path, "delete it; the test is then done again") if path.exists() else {}
 
 
 def _record(plan: RunPlan, config: FinetuneRunConfig, examples: ExampleFiles, newest: Path) -> list[tuple[str, str]]:

@@ -91,9 +91,12 @@ class Merge:
     def copy(self, part: Part) -> None:
         """Copy the shards of a part that are not copied yet, in several threads."""
         config = self._config
-        split = [config.valid_fraction, config.valid_min_documents, config.split_seed, len(config.input_jsonl)]
-        if (begun := write_once(self._folder / SPLIT_NAME, split)) != split:
-            rule = f"is being merged with other settings of the split: {begun}, here they are {split}"
+        split = config.model_dump(include={"valid_fraction", "valid_min_documents", "split_seed"})
+        split["sources"] = len(config.input_jsonl)
+        was = write_once(self._folder / SPLIT_NAME, split)
+        changed = [f"{key} was {was.get(key)}, here it is {now}" for key, now in split.items() if was.get(key) != now]
+        if changed:
+            rule = f"is being merged with other settings of the split: {'; '.join(changed)}"
             remedy = "use those settings, which all parts must share, or delete this folder to start over"
             raise UserError(Fault(str(self._folder), rule, remedy=remedy))
         sizes, done = np.array([result.files["bin"][0] for result in self._results], np.int64), copied(self._folder)

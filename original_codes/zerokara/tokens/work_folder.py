@@ -96,7 +96,7 @@ def discard(paths: TokenPaths) -> None:
             remove_folder(folder)
 
 
-def write_once(path: Path, content: Any) -> Any:
+def write_once(path: Path, content: Any) -> dict[str, Any]:
     """Write JSON, unless there is such a file already, of whoever came first; return what is there."""
     proposed = unfinished_path(path)
     write_json(proposed, content)

@@ -127,7 +127,7 @@ def test_who_came_first_is_known_without_links_too(tmp_path: Path, monkeypatch: 
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(os, "link", refused)
-    assert [write_once(tmp_path / "plan.json", number) for number in (1, 2)] == [1, 1]
+    assert [write_once(tmp_path / "plan.json", {"a": number}) for number in (1, 2)] == [{"a": 1}, {"a": 1}]
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 

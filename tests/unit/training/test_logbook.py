@@ -93,6 +93,21 @@ def test_a_logged_step_is_a_mean(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "step 2/10" in shown and "loss 4.0000" in shown and "grad_norm 0.500" in shown and "mfu n/a" in shown
 
 
+def test_the_share_of_the_peak_is_that_of_all_gpus(
+    tmp_path: Path, clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of what 2 GPUs of 1,280 FLOPs a second can, at 128 tokens a second of 10 FLOPs."""
+    book: Any = logbook(tmp_path)
+    book._peak_flops, book._plan.num_processes = 1280.0, 2
+    book._plan.shape = SimpleNamespace(flops_per_token=lambda pairs: 8 if pairs is not None else 10)
+    clock[0] += 2
+    book.add(record(1, 5.0, num_pairs=8))
+    book.log_step()
+    book.close()
+    (line,) = step_metrics.read(tmp_path)
+    assert (line["mfu_causal"], line["mfu_palm"]) == (0.4, 0.5) and "40.0% causal, 50.0% palm" in capsys.readouterr().out
+
+
 def test_a_stage_is_announced_where_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     book = logbook(tmp_path, stages=(MixedStage((1, 3), 12, "shuffle"), MixedStage((1, 0), None, "shuffle")))
     for step in range(3):  # of 8 sequences

@@ -63,8 +63,9 @@ def redo(plan: RunPlan) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["run.json", "plan.json"])
-def test_a_damaged_record_is_named(plan_of: Plan, name: str) -> None:
-    (begin(plan_of()) / name).write_bytes(b"\0" * 100)
+@pytest.mark.parametrize("content", [b"\0" * 100, b"null", b"[]"])
+def test_a_damaged_record_is_named(plan_of: Plan, name: str, content: bytes) -> None:
+    (begin(plan_of()) / name).write_bytes(content)
     fault = fault_of(changes, plan_of())
     assert fault.where.endswith(name) and "is damaged" in fault.rule and "copy" in fault.remedy
 
