@@ -56,6 +56,9 @@ def held(path: Path, seconds: float = 0.0) -> Iterator[bool]:
     deadline = time.monotonic() + seconds
     while not (file := _locked(path)) and time.monotonic() < deadline:
         time.sleep(0.02)
+    if file and holder and not holder.is_here:
+        unclear = "has not ended cleanly, or runs, and this file system has locks within one machine alone"
+        print(f"{path.parent}: {holder} {unclear}: make sure that it is gone", flush=True)
     try:
         yield file is not None
     finally:

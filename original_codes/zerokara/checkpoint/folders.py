@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any, TypeVar, cast
 
 import orjson
@@ -69,9 +70,16 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("global_step"))
 
 
+def _mode(path: Path) -> int:
+    """Mode of a file or folder, 0 of none; OSError if the disk fails, which `Path.exists` hides from Python 3.14 on."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return path.stat().st_mode
+    return 0
+
+
 def all_steps(run_dir: Path) -> list[int]:
     """Steps with a checkpoint folder, complete or not, ascending."""
-    names = (_NAME.fullmatch(path.name) for path in run_dir.glob("global_step*") if path.is_dir())
+    names = (_NAME.fullmatch(path.name) for path in run_dir.glob("global_step*") if S_ISDIR(_mode(path)))
     return sorted(int(name[1]) for name in names if name)
 
 
@@ -101,7 +109,7 @@ def check(folder: Path, parts: Collection[str] = PARTS, by_size_alone: bool = Fa
         OSError: the disk fails to read it; names the file.
     """
     record_path = folder / manifest.NAME
-    if not record_path.exists():
+    if not _mode(record_path):
         rule = "is an incomplete checkpoint: its manifest.json, which is written last, is missing"
         rule = rule if folder.is_dir() else "there is no such checkpoint"
         other = "use another checkpoint of the run"
@@ -111,7 +119,7 @@ def check(folder: Path, parts: Collection[str] = PARTS, by_size_alone: bool = Fa
     missing = [part for part in parts if part not in record.outputs]
     wrong = {record_path: f"has no entry for {', '.join(missing)}"} if missing else {}
     for path, file in files.items():
-        if not path.is_file():
+        if not S_ISREG(_mode(path)):
             wrong[path] = "is missing from the checkpoint"
         elif (size := path.stat().st_size) != file.bytes:
             wrong[path] = f"has {size:,} bytes, and was saved with {file.bytes:,}"

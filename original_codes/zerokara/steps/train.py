@@ -34,7 +34,6 @@ def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = r
     """
     # A second --redo would set the new run aside itself.
     options = replace(options, resume_command=command.resume_command(options.argv, without=("--redo",)))
-    preflight.check(config, preflight.of_run(config))
     trains = not options.verify_resume and options.evaluate is None
     machines = Machines()
     if trains:
@@ -42,6 +41,7 @@ def step(config: RunConfig, options: command.Options, task: run_plan.RunTask = r
     with contextlib.ExitStack() as stack:
         if not (options.dry_run or machines.is_first):
             stack.enter_context(_reported_to_first(machines))
+        preflight.check(config, preflight.of_run(config))
         if trains and machines.is_first:  # another machine may share the first one's folder, which is locked there
             stack.enter_context(run_folder.command_lock(config))
         earlier = run_folder.read_earlier(config)

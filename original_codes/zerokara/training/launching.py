@@ -171,7 +171,8 @@ def _newest_at_end(plan: RunPlan, code: int, commands: Commands) -> Path:
         from_where = f" from the newest checkpoint in {run_dir}" if checkpoint.all_steps(run_dir) else ""
         rule = f"training ended with exit code {code}; the messages above say why. To resume{from_where}"
         raise RunError(f"{rule}: {commands.resume}")
-    newest = checkpoint.newest_complete(run_dir)
+    folders = (checkpoint.folder_of(run_dir, step) for step in reversed(checkpoint.all_steps(run_dir)))
+    newest = next(filter(checkpoint.check_sizes, folders), None)  # hashed as they were written
     state = checkpoint.read_state(newest) if newest else None
     if newest and state and state.step >= plan.schedule.num_steps:
         return newest

@@ -112,6 +112,8 @@ class Run:
         return load_batches(self.batches, lambda step: self.samples(step - 1), steps, self.processes.device)
 
 
+_NONE, _UNREADABLE = -1, -2
+"""In place of the step of a machine's newest checkpoint: it has none; it has some, and none can be resumed from."""
 Checkpoint = tuple[Path, TrainingState, Mapping[str, Tensor], Mapping[str, Tensor]]
 """A checkpoint's folder, state, weights and optimizer state."""
 
@@ -133,12 +135,20 @@ def sent_tensors(
 def newest_checkpoint(plan: RunPlan, processes: Processes) -> Checkpoint | None:
     """Return the checkpoint to resume from, or None; every process must call it.
 
-    Where not all see the newest, because machines have folders of their own, one that does sends it to all.
+    Where machines have folders of their own, the first that has the newest sends it to all: the same step in two
+    folders may be of two runs.
     """
+    is_shared = processes.sum([processes.leads]) == [1]
 
     def newest_step() -> str:
-        newest = checkpoint.newest_to_resume(plan.run_dir, processes.log)
-        return str(checkpoint.step_of(newest) if newest else -1)
+        try:
+            newest = checkpoint.newest_to_resume(plan.run_dir, processes.log)
+        except RunError as error:
+            if is_shared:
+                raise
+            processes.log_from_folder(str(error))  # another machine may have one
+            return str(_UNREADABLE)
+        return str(checkpoint.step_of(newest) if newest else _NONE)
 
     # For all that share a folder: it reads and hashes a whole checkpoint.
     step = int(processes.from_one(newest_step))
@@ -146,16 +156,14 @@ def newest_checkpoint(plan: RunPlan, processes: Processes) -> Checkpoint | None:
         with contextlib.suppress(OSError):  # the two names are for display; the next save sets them right
             checkpoint.write_markers(plan.run_dir)
         if not processes.is_first:
-            try:
-                step = int(newest_step())
-            except RunError as error:  # others have one, or this is how all of them find none
-                processes.log_from_folder(str(error))
-                step = -1
-    steps = processes.numbers_of_all(step if processes.leads else -1)
+            step = int(newest_step())
+    steps = processes.numbers_of_all(step if processes.leads else _NONE)
     if (newest := max(steps)) < 0:
+        if _UNREADABLE in steps:
+            raise RunError("no machine has a checkpoint that can be resumed from; the messages above say why")
         return None
     folder, source = checkpoint.folder_of(plan.run_dir, int(newest)), steps.index(newest)
-    if processes.sum([processes.leads]) == [steps.count(newest)]:
+    if is_shared:
         return folder, checkpoint.read_state(folder), checkpoint.read_weights(folder), checkpoint.read_moments(folder)
     processes.log(f"process {source} sends the checkpoint to those that do not see it")
     path, reads = folder / checkpoint.STATE_NAME, processes.rank == source

@@ -35,13 +35,17 @@ def spawn(plan: RunPlan, *work: str, rendezvous: "Rendezvous | None" = None, pat
         network = network_environment(rendezvous.address) | {supervision.FOLDER_NAME: str(rendezvous.folder_owner)}
     with contextlib.ExitStack() as stack:
         if path is None:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zerokara-plan-")), PLAN_NAME)
+            # A machine in whose folder another's plan lies reads its own at each restart: /tmp may be swept meanwhile.
+            place = plan.run_dir if rendezvous else None
+            made = tempfile.TemporaryDirectory(prefix="zerokara-plan-", dir=place)
+            path = Path(stack.enter_context(made), PLAN_NAME)
             plan.write(path)
-        place, own = stack.enter_context(local_rendezvous()), plan.devices.process_environment(plan.processes_per_node)
+        meeting = stack.enter_context(local_rendezvous())
+        own = plan.devices.process_environment(plan.processes_per_node)
         # The environment of this process, too: libraries read some variables when they are loaded.
         stack.callback(os.environ.update, dict(os.environ))
         stack.callback(os.environ.clear)
-        os.environ |= {**network, **own, **place}
+        os.environ |= {**network, **own, **meeting}
         # Where torch is loaded for the agent alone, the processes are forked, and need not load it once more. Where it
         # is there already it may have used a GPU or threads, with which a process cannot be forked.
         is_forked = "torch" not in sys.modules

@@ -105,7 +105,8 @@ def test_the_share_of_the_peak_is_that_of_all_gpus(
     book.log_step()
     book.close()
     (line,) = step_metrics.read(tmp_path)
-    assert (line["mfu_causal"], line["mfu_palm"]) == (0.4, 0.5) and "40.0% causal, 50.0% palm" in capsys.readouterr().out
+    assert (line["mfu_causal"], line["mfu_palm"]) == (0.4, 0.5)
+    assert "40.0% causal, 50.0% palm" in capsys.readouterr().out
 
 
 def test_a_stage_is_announced_where_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

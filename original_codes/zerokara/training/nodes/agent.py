@@ -108,6 +108,9 @@ class _Handler(DynamicRendezvousHandler):
         self.stop_heartbeat()
         info = super().next_rendezvous()
         store, rank = info.store, info.rank
+        if info.world_size < self.joined.min_count:  # torch drops one whose heartbeat looks old by this machine's clock
+            remedy = "set them right on all (timedatectl set-ntp true), and start all machines again"
+            raise RunError(f"the clocks of the machines have drifted apart: {remedy}")
         store.set(f"host/{rank}", f"{socket.gethostname()} ({self.joined.address})")
         hosts = {index: store.get(f"host/{index}").decode() for index in range(info.world_size) if index != rank}
         start = store.compare_set("start", "", str(time.time_ns())).decode()

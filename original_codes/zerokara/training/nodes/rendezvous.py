@@ -9,7 +9,6 @@ from starting, and each of them prints every fault of all.
 """
 
 import contextlib
-import hashlib
 import platform
 import secrets
 import socket
@@ -31,7 +30,7 @@ from zerokara.base.resources import free_bytes
 from zerokara.tokens.indexed import bin_path, idx_path
 from zerokara.training.nodes.machines import HOST, JOIN, Endpoint, Machines, address_towards, own_addresses
 from zerokara.training.planning.earlier_run import PLACES, weights_id
-from zerokara.training.planning.run_plan import RunPlan
+from zerokara.training.planning.run_plan import RunPlan, code_sha256
 
 CONNECT_SECONDS = 300.0
 """Wait of a machine for the first one, which may be started later."""
@@ -108,18 +107,18 @@ class Rendezvous:
             raise RunError(f"{who} has given up before the start; see what it printed")
         return orjson.loads(self.store.get(key))
 
-    def gather(self, name: str, content: object = None) -> list[Any]:
+    def gather(self, name: str, content: object = None, seconds: float = ANSWER_SECONDS) -> list[Any]:
         """Publish a value, and `wait_for` those of all machines, in their order; every machine must call it."""
         self.publish(name, content)
-        return [self.wait_for(name, index) for index in range(self.count)]
+        return [self.wait_for(name, index, seconds) for index in range(self.count)]
 
     def owns_run_dir(self, run_dir: Path) -> bool:
         """Find out whether this machine makes the run folder: the first of those that see the same one.
 
-        Each leaves a file in the folder, or where there is none beside it, and looks for those of the others.
+        Each leaves a file in the folder, and looks for those of the others.
         """
-        run_dir.parent.mkdir(parents=True, exist_ok=True)
-        own = (run_dir if run_dir.exists() else run_dir.parent) / f".{run_dir.name}.{secrets.token_hex(8)}.partial"
+        run_dir.mkdir(parents=True, exist_ok=True)  # asks the server; NFS may recall for long that it was not there
+        own = run_dir / f".{secrets.token_hex(8)}.partial"
         own.write_bytes(b"")
         probes = [own.with_name(name) for name in self.gather("probe", own.name)]
         visible = [index for index, probe in enumerate(probes) if probe.exists()]
@@ -139,7 +138,7 @@ def join_rendezvous(machines: Machines) -> Iterator[Rendezvous]:
 
     Raises:
         UserError: the first machine cannot listen at its address, or nobody does there.
-        RunError: the run has started without this machine.
+        RunError: the run has started without this machine; one that had arrived has left; a task of Slurm never came.
     """
     endpoint = machines.endpoint
     assert endpoint is not None
@@ -158,10 +157,17 @@ def join_rendezvous(machines: Machines) -> Iterator[Rendezvous]:
         if machines.is_first:
             count = 1
             while count < machines.number:
-                seconds = float("inf") if count < machines.min_number else GRACE_SECONDS
+                # Slurm starts all at once; people come later.
+                seconds = float("inf") if machines.command_to_join else CONNECT_SECONDS
+                seconds = seconds if count < machines.min_number else GRACE_SECONDS
                 if not wait_until(lambda: store.add("arrived", 0) >= count, seconds):  # noqa: B023  # called at once
                     break
+                if store.add("departed", 0):
+                    raise RunError("a machine that had arrived has left; see what it printed, and start all again")
                 count = 1 + store.add("arrived", 0)
+            if count < machines.min_number:
+                missing = plural(machines.min_number - count, "machine")
+                raise RunError(f"{missing} of the Slurm step did not come within {CONNECT_SECONDS:.0f} s; see the log")
             rendezvous.publish("count", min(count, machines.number))
         else:
             rendezvous.index = store.add("arrived", 1)
@@ -230,9 +236,6 @@ def check_consistent(rendezvous: Rendezvous, plan: RunPlan) -> RunPlan:
         RunError: a machine has given up.
     """
     plan = plan.on_processes(rendezvous.count * plan.processes_per_node, rendezvous.count)
-    root, code = Path(__file__).resolve().parents[2], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     # The content of files is compared, and not the names: a copy may have been cut off or patched since the manifest.
     prefixes = {"train": plan.data.train_prefix, "valid": plan.data.valid_prefix}
     files = {name + path.suffix: path for name, at in prefixes.items() for path in (bin_path(at), idx_path(at))}
@@ -241,7 +244,7 @@ def check_consistent(rendezvous: Rendezvous, plan: RunPlan) -> RunPlan:
     tokens |= {folder: weights_id(folder) for folder in plan.requested.teachers}
     settings = plan.requested.model_dump(mode="json") | {"deepspeed_template": plan.requested_template}
     own = _machine(rendezvous, plan.run_dir) | {
-        "code": code.hexdigest(),
+        "code": code_sha256(),
         "packages": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "settings": {key: value for key, value in settings.items() if key not in PLACES},
         "tokenizer": plan.encoder.sha256,
@@ -252,7 +255,7 @@ def check_consistent(rendezvous: Rendezvous, plan: RunPlan) -> RunPlan:
         "precision": plan.resolved.precision,
         "stage": plan.resolved.stage,
     }
-    reports = rendezvous.gather("report", own)
+    reports = rendezvous.gather("report", own, CONNECT_SECONDS)  # a cold disk needs long for the samples
     lines = map(_line, range(rendezvous.count), reports)
     print(f"{rendezvous.count} machines are here:", *lines, sep="\n  ", flush=True)
     refuse(faults(reports))

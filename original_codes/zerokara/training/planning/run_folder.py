@@ -63,6 +63,7 @@ def command_lock(config: TrainingSettings) -> Iterator[None]:
         if not is_ours:
             holder = file_lock.read_holder(path)
             stop = f", stop it (kill {holder.pid}: it saves and exits)" if holder and holder.is_here else ""
+            stop = stop or (f"; if that machine is gone, delete {path}" if holder else "")
             rule, remedy = f"is in use by {holder or 'another command'}", f"wait for it{stop}, or choose another folder"
             raise UserError(config.fault("output_model_dir", rule, remedy))
         if (run_dir / LOCK_NAME).exists():

@@ -4,6 +4,7 @@ The launching process makes it once, finding every fault in under a second, reso
 file. The training processes get only that file: they read it (`read_plan`), and open it (`training.run`).
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -308,16 +309,25 @@ class RunPlan:
             "deepspeed_template": self.requested_template,
             "tokenizer_sha256": self.encoder.sha256,
             "data_sha256": self.data.sha256,
+            "code_sha256": code_sha256(),
             "table": table,
         }
         write_json(path, content)
+
+
+def code_sha256() -> str:
+    """Hash of the code of this package: processes that start again, days later, must not run other code."""
+    root, code = Path(__file__).resolve().parents[2], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return code.hexdigest()
 
 
 def read_plan(path: Path, task: RunTask = PRETRAINING) -> RunPlan:
     """Read a plan of a task that `RunPlan.write` wrote, and open its tokenizer and its data.
 
     Raises:
-        RunError: the tokenizer or the token files were replaced since.
+        RunError: the tokenizer, the token files or the code were replaced since.
         UserError: they are gone.
     """
     content = orjson.loads(path.read_bytes())
@@ -330,6 +340,7 @@ def read_plan(path: Path, task: RunTask = PRETRAINING) -> RunPlan:
     for key, what, now in (
         ("tokenizer_sha256", config.input_tokenizer_file, encoder.sha256),
         ("data_sha256", config.output_prefix, data.sha256),
+        ("code_sha256", "zerokara", code_sha256()),
     ):
         if content[key] != now:
             raise RunError(f"{what}: was replaced after the run was planned; start it again")

@@ -230,9 +230,9 @@ def test_machines_take_the_highest_stage_that_one_of_them_needs(
     """Each has chosen by its own memory; with different ones they would wait for each other for ever."""
     plan = plan_of("nodes=2", "zero_stage=auto", "optimizer=adamw").on_processes(2, 2).with_settings(precision="fp32")
     meeting = mock.Mock(count=2, address="here", clock=(0.0, 0.0))
-    meeting.gather = lambda _, own: [own, {**own, "stage": 3}]
+    meeting.gather = lambda _, own, *_more: [own, {**own, "stage": 3}]
     found = rendezvous.check_consistent(meeting, plan.with_settings(zero_stage=1))
     assert found.resolved.stage == 3
-    meeting.gather = lambda _, own: [own, {"host": "b", "address": "b", "free_bytes": 0, "faults": ["no room"]}]
+    meeting.gather = lambda _, own, *_more: [own, {"host": "b", "address": "b", "free_bytes": 0, "faults": ["no room"]}]
     with pytest.raises(UserError, match="no room"):
         rendezvous.check_consistent(meeting, plan)
