@@ -196,8 +196,8 @@ class MonitoringSettings(Settings):
     """Steps between lines in the log and in metrics.jsonl."""
     eval_interval: PositiveInt = 100
     """Steps between validations; there is always one at the last step."""
-    eval_tokens: PositiveInt | Literal["all"] = "all"
-    """Tokens used in each validation: the first documents of each source, in proportion to its size."""
+    eval_tokens: PositiveInt | Literal["all"] = 1_000_000
+    """Tokens used in each validation, or `all`: the first documents of each source, in proportion to its size."""
     sample_prompts: Prompts = ()
     """Prompts that the model continues at each validation, written to samples.md in the run folder; [] for none. `auto`
     takes the beginnings of three held-out documents, for t5 with a masked span."""

@@ -33,7 +33,7 @@ class ExampleSettings(Settings):
     """Validation examples, which choose the best checkpoint; if empty, valid_fraction of the training examples."""
     test_data: Words = ()
     """Test examples: read once, at the end, with the best checkpoint; they select nothing."""
-    valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.02
+    valid_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.05
     """Largest share of the training examples held out for validation where valid_data is empty, drawn by `seed`."""
     data_format: DataFormat | Auto = "auto"
     """Fields of an example: `messages` (a list of role and content), `prompt_completion`, `source_target`, or
@@ -55,8 +55,8 @@ class ExampleSettings(Settings):
     """messages: system message put before each conversation that has none; empty for none. The export names it."""
     overlong: Overlong = "fail"
     """What happens to examples longer than packed_length: `fail`, `drop`, or `cut_prompt`, which cuts off the beginning
-    of the prompt (in a conversation, the oldest turns). An answer that is too long by itself is an error, unless this
-    is `drop`."""
+    of the prompt (of a conversation the oldest turns, with the system message). An answer that is too long by itself is
+    an error, unless this is `drop`. Test examples are treated alike."""
     packed_length: PositiveInt | Auto = "auto"
     """Tokens in a training sequence, which holds several examples, each with its own attention and positions; for t5
     the length of the encoder input. `auto` is the model's context length, at most 1,024."""
@@ -74,7 +74,7 @@ class MetricSettings(Settings):
     `accuracy` and `macro_f1` (for labels), `exact_match`, `word_accuracy` (share of the target's words that are right),
     `chrf`. For `loss` no answers are generated."""
     eval_examples: PositiveInt | Literal["all"] = 500
-    """Validation examples that the model answers at each validation. The test always uses all of its examples."""
+    """Validation examples that the model answers at each validation; the test uses all that are kept."""
     max_new_tokens: PositiveInt | Auto = "auto"
     """Maximum number of tokens in a generated answer; `auto` is a quarter more than the longest training answer."""
     eval_batch_size: PositiveInt = 64
@@ -102,7 +102,10 @@ class FinetuneConfig(EngineSettings, MetricSettings, ExampleSettings):
     lr_schedule: LearningRateSchedule = "cosine"
     optimizer: OptimizerName = "adamw"
     weight_decay: NaturalFloat = 0.01
+    eval_interval: PositiveInt = 50
     sample_prompts: Words = ()
+    """Prompts that the model continues at each validation, written to samples.md in the run folder; [] for none. They
+    are read as they stand here: put the prompt template, or the tokens of the turns, around them."""
     keep_best: bool = True
     """Also keep the checkpoint with the best metric; each validation that finds a better one saves it."""
 

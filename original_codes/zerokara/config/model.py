@@ -4,7 +4,7 @@ Other code asks for a property (`gated`, `is_encoder_decoder`), never for a name
 of `ARCHITECTURES`, and a `Family` with the weight rules that export it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -228,8 +228,10 @@ class ModelSettings(Settings):
         if self.num_attn_heads == "auto" and self.hidden_size != "auto":
             heads = max(1, width // HEAD_DIM)
         ffn_size = _or(self.ffn_hidden_size, -(-8 * width // (3 * 64)) * 64 if traits.gated else 4 * width)
+        # Of few layers the last.
         every = traits.moe_every
-        moe_layers: tuple[int, ...] = _or(self.moe_layers, tuple(range(every - 1, layers, every)) if every else ())
+        of_family = tuple(range(min(every, layers) - 1, layers, every)) if every else ()
+        moe_layers: tuple[int, ...] = _or(self.moe_layers, of_family)
         experts = {
             "num_experts": self.num_experts,
             "experts_per_token": _or(self.experts_per_token, traits.experts_per_token),
@@ -270,6 +272,9 @@ class ModelSettings(Settings):
             key = "hidden_size" if self.head_dim == "auto" else "head_dim"
             rule = f"must give an even head_dim for {architecture}, with num_attn_heads = {heads}: it is {head_dim}"
             yield self.fault(key, rule, reads=["architecture", *_WIDTHS])
+        elif self.architecture == "gpt2" and heads * head_dim != width:
+            rule = f"must be hidden_size / num_attn_heads = {width / heads:g} for {architecture}"
+            yield self.fault("head_dim", rule, "auto", ["architecture", *_WIDTHS])
         if heads % made["num_kv_heads"]:
             divisors = [n for n in range(1, heads + 1) if heads % n == 0]
             yield self.fault("num_kv_heads", f"must divide num_attn_heads = {heads}", f"one of {divisors}", _WIDTHS)
@@ -291,6 +296,18 @@ class ModelSettings(Settings):
                 yield self.fault(f"rope_scaling.{min(unread)}", f"has no effect in rope_type: {kind}", "remove it")
             elif low >= high:
                 yield self.fault("rope_scaling", f"must scale fewer turns than it keeps: {low:g} is not below {high:g}")
+        yield from self._expert_rules(made)
+        exact = self.relative_attention_num_buckets // 2
+        if self.traits.positions == "relative" and self.relative_attention_max_distance <= exact:
+            rule = f"must be more than half of relative_attention_num_buckets ({exact} exact distances)"
+            reads = ["architecture", "relative_attention_num_buckets"]
+            yield self.fault("relative_attention_max_distance", rule, f"try {8 * exact}", reads)
+        if self.traits.is_encoder_decoder and self.seq_len < 3:
+            rule = f"must be at least 3 for {architecture}: a token, a sentinel and an end token"
+            yield self.fault("seq_len", rule, "try 128", ["architecture"])
+
+    def _expert_rules(self, made: Mapping[str, Any]) -> Iterator[Fault]:
+        architecture = f"architecture {self.architecture}"
         if self.traits.moe_every:
             layers, moe_layers = made["num_layers"], made["moe_layers"]
             reads = ["architecture", "num_layers", "model_size"]
@@ -304,9 +321,17 @@ class ModelSettings(Settings):
             elif self.architecture == "switch" and moe_layers != tuple(range(min(1, step - 1), layers, step)):
                 rule = f"must be 1, 1 + n, 1 + 2n, … for {architecture} (transformers' class): num_layers // n layers"
                 yield self.fault("moe_layers", rule, "auto, or take architecture: t5_moe", reads)
+            elif self.architecture == "mixtral" and made["experts_per_token"] < 2:
+                rule = f"must be at least 2 for {architecture}, whose class gives a single expert the weight 1"
+                yield self.fault("experts_per_token", rule, "take architecture: qwen3_moe", ["architecture"])
             if made["experts_per_token"] > self.num_experts:
                 rule = f"must be at most num_experts = {self.num_experts}"
                 yield self.fault("experts_per_token", rule, reads=["num_experts"])
+        else:
+            for key in ("moe_layers", "experts_per_token", "moe_ffn_hidden_size"):
+                if getattr(self, key) != "auto":
+                    rule = f"has no effect for {architecture}, which has no experts"
+                    yield self.fault(key, rule, "auto", ["architecture"])
         if self.architecture == "switch":
             if made["experts_per_token"] != 1:
                 remedy = "auto, or take architecture: t5_moe"
@@ -314,12 +339,3 @@ class ModelSettings(Settings):
             if made["moe_ffn_hidden_size"] != made["ffn_hidden_size"]:
                 rule = f"must be ffn_hidden_size = {made['ffn_hidden_size']} for {architecture}"
                 yield self.fault("moe_ffn_hidden_size", rule, "auto", ["architecture", "ffn_hidden_size", *_WIDTHS])
-
-        exact = self.relative_attention_num_buckets // 2
-        if self.traits.positions == "relative" and self.relative_attention_max_distance <= exact:
-            rule = f"must be more than half of relative_attention_num_buckets ({exact} exact distances)"
-            reads = ["architecture", "relative_attention_num_buckets"]
-            yield self.fault("relative_attention_max_distance", rule, f"try {8 * exact}", reads)
-        if self.traits.is_encoder_decoder and self.seq_len < 3:
-            rule = f"must be at least 3 for {architecture}: a token, a sentinel and an end token"
-            yield self.fault("seq_len", rule, "try 128", ["architecture"])

@@ -83,7 +83,8 @@ class TokenizerConfig(Settings):
     """Training threads; the same seed and number of threads give the same file, byte for byte."""
     compare_with: Words = ()
     """Other tokenizers to compare with in the report: SentencePiece .model files, Hugging Face tokenizer.json files,
-    or folders that hold one. To get one from the Hub: hf download OWNER/NAME tokenizer.json --local-dir FOLDER."""
+    or folders that hold one. To get one from the Hub:
+    .venv/bin/hf download OWNER/NAME tokenizer.json --local-dir FOLDER."""
 
     @property
     def num_fixed_pieces(self) -> int:
@@ -123,6 +124,7 @@ class TokenizerConfig(Settings):
         for key in ("user_defined_symbols", "reserved_pieces"):
             if len(set(getattr(self, key))) < len(getattr(self, key)):
                 yield self.fault(key, "must not contain a piece twice")
-        if self.add_dummy_prefix and self.user_defined_symbols:
-            rule = "cannot be combined with user_defined_symbols: the Hugging Face tokenizer could not be exact"
-            yield self.fault("add_dummy_prefix", rule, "leave it false", ["user_defined_symbols"])
+        if self.add_dummy_prefix and (self.user_defined_symbols or self.extra_ids):
+            key = "user_defined_symbols" if self.user_defined_symbols else "extra_ids"
+            rule = f"cannot be combined with {key}: the Hugging Face tokenizer could not be exact"
+            yield self.fault("add_dummy_prefix", rule, "leave it false", [key])

@@ -155,7 +155,7 @@ def stream(
     limit = min(max_new_tokens, context - (0 if is_encoder_decoder else len(ids)))
     ids_BS = torch.tensor([ids], device=model.device)
     # An encoder-decoder's sentinel tokens tell which masked span the text after them fills.
-    shown = AS_WRITTEN | {"skip_special_tokens": not is_encoder_decoder}
+    shown = AS_WRITTEN | {"skip_special_tokens": not (is_encoder_decoder and continues)}
     streamer = Printer(partial(tokenizer.decode, **shown), continues)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
     fixed = {"streamer": streamer, "max_new_tokens": limit, "eos_token_id": ends, "pad_token_id": pad_id}

@@ -81,8 +81,8 @@ def fit(
     if is_encoder_decoder:
         return [segments[0][-length:], segments[1]], "cut"
     begin = segments[0][:1]
-    # A turn whose question is gone goes with its answer.
-    while len(segments[0]) <= excess:
+    # Whole turns with their answers, but for the last.
+    while excess > 0 and len(segments) > 2:
         excess -= len(segments[0]) + len(segments[1])
         segments = segments[2:]
     read = segments[0][max(0, excess) :]

@@ -88,8 +88,8 @@ class FinetuneFacts:
     """System message of the conversations that have none of their own."""
 
     def text(self, given: str) -> str:
-        """Return an input in the prompt template, in which it may stand already."""
-        return (self.prompt_template or PLACE_OF_INPUT).replace(PLACE_OF_INPUT, self.input_of(given))
+        """Return an input in the prompt template."""
+        return (self.prompt_template or PLACE_OF_INPUT).replace(PLACE_OF_INPUT, given)
 
     def input_of(self, text: str) -> str:
         """Return what stands in the template in a text; the inverse of `text`."""

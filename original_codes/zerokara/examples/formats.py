@@ -176,9 +176,11 @@ class Example(NamedTuple):
     def keys(self) -> tuple[int, int]:
         """Hashes of the input, by which two examples have the same text, and of it and the answer.
 
-        White space, and whether Unicode is composed, make no difference.
+        Of a conversation the first hash is of the user's first turn: one may be the beginning of another. White space,
+        and whether Unicode is composed, make no difference.
         """
-        content = self.input, f"{self.input} \0 {self.answer}"
+        opening = next((turn["content"] for turn in self.messages if turn["role"] == "user"), self.input)
+        content = opening, f"{self.input} \0 {self.answer}"
         texts = (" ".join(composed(text).split()).encode() for text in content)
         one, both = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts)
         return one, both

@@ -161,7 +161,7 @@ def _claimed(paths: ExamplePaths) -> Iterator[list[Path]]:
 
 def _check_counts(config: FinetuneRunConfig, paths: ExamplePaths, counts: Mapping[Split, SplitCounts]) -> None:
     """Raise UserError if too many lines are bad, or a split has no examples; the quarantine file stays."""
-    bad, lines = (sum(getattr(each, key) for each in counts.values()) for key in ("bad", "read"))
+    bad, lines = max(((each.bad, each.read) for each in counts.values()), key=lambda both: both[0] / max(1, both[1]))
     if bad > config.max_bad_fraction * lines:
         enough = math.ceil(1000 * bad / lines) / 1000
         first = orjson.loads(paths.quarantine.read_bytes().partition(b"\n")[0])

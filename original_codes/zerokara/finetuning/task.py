@@ -15,7 +15,7 @@ from typing import Any, cast
 import orjson
 
 from zerokara import checkpoint
-from zerokara.base.durable import ASIDE_ENDING, read_back, unused_name, write_file, write_json
+from zerokara.base.durable import ASIDE_ENDING, read_back, unused_name, write_json
 from zerokara.base.errors import RunError, refuse
 from zerokara.base.progress import count_text, log
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
@@ -93,6 +93,10 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
     train, valid = files.train, files.splits.get("valid")
     packed = PackedExamples(train.prefix, config.lengths, is_encoder_decoder, encoder.pad_id, config.seed)
     num_valid_tokens = valid.counts.tokens if valid else 0
+    of_chat = {}
+    if files.chat_template is not None:  # the export is proved on some of the conversations, too
+        of_chat[CHAT_TEMPLATE_NAME] = files.chat_template
+        of_chat[facts.CONVERSATIONS_NAME] = train.texts_path.read_text(encoding="utf-8")
     training = ExampleData.of_rows(packed, num_valid_tokens, ", ".join(config.train_data))
     return PlannedData(
         training=training,
@@ -107,8 +111,7 @@ def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
         num_valid_tokens=num_valid_tokens,
         examples=(train.num_examples, train.counts.learned_tokens, len(packed), bool(files.labels)),
         plan_rows=tuple(plan_rows(train, valid, packed)),
-        run_files={facts.NAME: orjson.dumps(asdict(facts_of(config, files))).decode()}
-        | ({CHAT_TEMPLATE_NAME: files.chat_template} if files.chat_template is not None else {}),
+        run_files={facts.NAME: orjson.dumps(asdict(facts_of(config, files))).decode(), **of_chat},
     )
 
 
@@ -146,8 +149,6 @@ def finish(plan: RunPlan, commands: Commands, newest: Path) -> list[tuple[str, s
         log(f"{plan.task.title}: reading the {test.num_examples:,} test examples, once, with {tested.name}")
         if code := spawn(plan, "test", str(tested)):
             raise RunError(f"the test ended with exit code {code}; its messages say why. To test: {commands.resume}")
-    if examples.data_format == "messages":  # the export is proved on some of them, too
-        write_file(run_dir / facts.CONVERSATIONS_NAME, examples.train.texts_path.read_bytes())
     return _record(plan, config, examples, newest)
 
 

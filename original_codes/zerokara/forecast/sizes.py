@@ -65,7 +65,7 @@ class Speed:
 def size_settings(name: SizeName | Literal[""]) -> dict[str, Any]:
     """Return the settings of a size by name, which leave none of another size's."""
     shape = ("num_layers", "hidden_size", "num_attn_heads", "num_kv_heads", "head_dim", "ffn_hidden_size")
-    return {"model_size": name, **dict.fromkeys(shape, "auto")}
+    return {"model_size": name, **dict.fromkeys((*shape, "moe_layers", "moe_ffn_hidden_size"), "auto")}
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,10 @@ def check_source(
         name = _architecture(hf_config)
         raise UserError(fault("architecture", rule, f"set architecture: {name}" if name else _KNOWN))
     faults = _differences(folder, shape, hf_config, stored, fault)
+    start = read_json(folder / model_folder.CONFIG).get("decoder_start_token_id")
+    if shape.traits.is_encoder_decoder and start not in (None, encoder.pad_id):
+        rule = f"must be {encoder.pad_id}, the tokenizer's <pad>, with which every decoder begins here"
+        faults.append(Fault(str(folder / model_folder.CONFIG), rule, "decoder_start_token_id", start))
     if new_embeddings == "none":
         faults += _differing_pieces(folder, hf_config.vocab_size, encoder, fault)
     refuse(faults)
@@ -131,10 +135,7 @@ def settings_of(folder: Path, fault: SettingFault) -> dict[str, Any]:
     values = {ours: value for ours, value in found.items() if value is not None}
     if "ffn_hidden_size" not in values and "moe_ffn_hidden_size" in values:  # every layer has experts
         values["ffn_hidden_size"] = values["moe_ffn_hidden_size"]
-    if "seq_len" not in values:  # the tokenizer may say it
-        longest = read_json(folder / CONFIG_NAME).get("model_max_length")
-        has_limit = isinstance(longest, int | float) and 0 < longest <= _MAX_CONTEXT
-        values["seq_len"] = int(longest or 0) if has_limit else _T5_CONTEXT
+    values.setdefault("seq_len", _t5_context(folder))
     values |= {"architecture": name, "tie_word_embeddings": config.tie_word_embeddings}
     try:
         shape = ModelShape.from_config(ModelSettings(**values), config.vocab_size)
@@ -171,7 +172,15 @@ def carried(folder: Path, new_embeddings: NewEmbeddings) -> dict[str, Any]:
     generation = ends | read_json(folder / GENERATION_NAME)
     left_out = r"_.*|transformers_version" + ("" if new_embeddings == "none" else "|.*(token|_ids|length|bias).*")
     kept = {key: value for key, value in generation.items() if value is not None and not re.fullmatch(left_out, key)}
-    return {"context_length": _value_of(_read_config(folder), "max_position_embeddings"), "generation": kept}
+    context = _value_of(_read_config(folder), "max_position_embeddings") or _t5_context(folder)
+    return {"context_length": context, "generation": kept}
+
+
+def _t5_context(folder: Path) -> int:
+    """Context length of a model whose configuration states none: that of its tokenizer, which may have no limit."""
+    longest = read_json(folder / CONFIG_NAME).get("model_max_length")
+    has_limit = isinstance(longest, int | float) and 0 < longest <= _MAX_CONTEXT
+    return int(longest or 0) if has_limit else _T5_CONTEXT
 
 
 def tokenizer_of(folder: Path, fault: SettingFault) -> str:

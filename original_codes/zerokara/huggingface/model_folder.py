@@ -76,7 +76,8 @@ def _refusal(folder: Path, files: list[str], config: dict[str, Any], parts: list
     if {"modules.json", "config_sentence_transformers.json"} & {*files}:
         return "holds a model of sentence-transformers, which continues no text", "name the folder of a language model"
     if CONFIG not in files:
-        remedy = f"name a folder with {CONFIG}, *.safetensors and a tokenizer; download one with: hf download NAME"
+        download = ".venv/bin/hf download OWNER/NAME --local-dir FOLDER"
+        remedy = f"name a folder with {CONFIG}, *.safetensors and a tokenizer; download one with: {download}"
         rule = f"holds no Hugging Face model: no {CONFIG}{other}" if folder.exists() else "there is no such folder"
         return rule, nearest(folder, remedy)
     if quantized := config.get("quantization_config") or config.get("compression_config"):

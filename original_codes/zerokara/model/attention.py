@@ -91,9 +91,10 @@ class FusedAttention(torch.nn.Module):
         return sequence_first(out_BHSE.permute(2, 0, 1, 3)).flatten(2)
 
 
-def rotation_tables(angles: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cosines and sines of the rotary angles [S, 1, 1, E], one on the other; in the number format of the heads."""
-    return torch.stack((angles.cos(), angles.sin())).to(dtype)
+def rotation_tables(angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> Tensor:
+    """Cosines and sines of the rotary angles [S, 1, 1, E], one on the other, times a factor; in the number format of
+    the heads."""
+    return (factor * torch.stack((angles.cos(), angles.sin()))).to(dtype)
 
 
 def rotate(heads_SBNE: Tensor, tables: Tensor, **_: Any) -> Tensor:

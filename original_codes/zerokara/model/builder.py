@@ -86,8 +86,8 @@ def _model_of(shape: ModelShape, config: TransformerConfig, dropout: Dropout) ->
             rotary_base=shape.rope_theta,  # declared int, used as float
         )
         if shape.rope_scaling:
-            rotation = decoder.rotary_pos_emb
-            rotation.inv_freq = _scaled_rotation(shape)[0].to(rotation.inv_freq.device)
+            rotation, (frequencies, decoder.rotation_factor) = decoder.rotary_pos_emb, _scaled_rotation(shape)
+            rotation.inv_freq = frequencies.to(rotation.inv_freq.device)
         return decoder
     model = EncoderDecoder(
         **common,
@@ -131,8 +131,6 @@ def _config(shape: ModelShape) -> TransformerConfig:
     traits = shape.traits
     # T5 does not scale the scores; the initial weights make up for it. None: 1 / √E.
     softmax_scale = 1.0 if traits.positions == "relative" else None
-    if shape.rope_scaling:
-        softmax_scale = _scaled_rotation(shape)[1] ** 2 * shape.head_dim**-0.5
     return TransformerConfig(
         tensor_model_parallel_size=parallel.tensor_size(),
         num_layers=shape.num_layers,

@@ -87,6 +87,7 @@ class Decoder(LanguageModel, GPTModel):
     """A decoder-only model: ``decoder(tokens_BS)`` returns logits, with labels the summed cross-entropy."""
 
     teachers: Teachers | None = None
+    rotation_factor = 1.0  # of rotated queries and keys, by YaRN
 
     def forward(
         self,
@@ -136,7 +137,7 @@ class Decoder(LanguageModel, GPTModel):
         tables = None
         if self.position_embedding_type == "rope":
             angles = sequence_first(self.rotary_pos_emb(tokens_BS.size(1)))
-            tables = rotation_tables(angles, self.embedding.word_embeddings.weight.dtype)
+            tables = rotation_tables(angles, self.embedding.word_embeddings.weight.dtype, self.rotation_factor)
         hidden_SBD = self.decoder(
             self._embedded(tokens_BS, positions_BS),
             attention_mask,

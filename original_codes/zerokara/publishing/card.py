@@ -125,7 +125,7 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
         str(Path(__file__).with_name("model_card.md.jinja")),
         **facts,
         title=title,
-        usage=usage(model, name, samples[0]["prompt"] if samples else "…"),
+        usage=usage(model, name, samples[0]["prompt"] if samples else "…", bool(finetuning)),
         is_rotary=ARCHITECTURES[model["architecture"]].positions == "rotary",
         number="{:,}".format,
         inline=inline,
@@ -142,25 +142,28 @@ def inline(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", "".join(shown))
 
 
-def usage(model: dict[str, Any], name: str, prompt: str) -> list[str]:
+def usage(model: dict[str, Any], name: str, prompt: str, is_tuned: bool = False) -> list[str]:
     """Statements, one a line, that load `name` and print what it generates; `model` are the facts of that name.
+
+    A model that `is_tuned` to a task answers as step 7 has scored it, with the most likely tokens.
 
     No pipeline: transformers 5 has none for encoder-decoders. They run under transformers 4 and 5 alike.
     """
     auto_class, asked = model["auto_class"], json.dumps(prompt, ensure_ascii=False)
-    inputs = f'tokenizer({asked}, return_tensors="pt")'
+    inputs, how = f'tokenizer({asked}, return_tensors="pt")', "" if is_tuned else ", do_sample=True, top_p=0.95"
     if model.get("converses"):
         options = 'add_generation_prompt=True, return_tensors="pt", return_dict=True'
         said = {"system": model.get("system_prompt"), "user": prompt}
         turns = [{"role": role, "content": text} for role, text in said.items() if text]
         inputs = f"tokenizer.apply_chat_template({json.dumps(turns, ensure_ascii=False)}, {options})"
+        how = ", do_sample=True, top_p=0.95"
     return [
         f"from transformers import {auto_class}, AutoTokenizer",
         f"name = {json.dumps(name, ensure_ascii=False)}",
         "tokenizer = AutoTokenizer.from_pretrained(name)",
         f"model = {auto_class}.from_pretrained(name)",
         f"inputs = {inputs}",
-        "output = model.generate(**inputs, max_new_tokens=50, do_sample=True, top_p=0.95)",
+        f"output = model.generate(**inputs, max_new_tokens=50{how})",
         # Sentinel tokens are special tokens, and tell which masked span the text after them fills.
-        f"print(tokenizer.decode(output[0], skip_special_tokens={model['task'] == 'text-generation'}))",
+        f"print(tokenizer.decode(output[0], skip_special_tokens={is_tuned or model['task'] == 'text-generation'}))",
     ]

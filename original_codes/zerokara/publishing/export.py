@@ -31,6 +31,8 @@ from zerokara.samples.objective import Prompt, beginnings, objective
 
 _CORPUS_PROMPTS, _CORPUS_PROMPT_TOKENS = 2, 8
 """Besides the user's prompts, the first tokens of this many windows are continued greedily."""
+_MASKED_TOKENS = 512
+"""Longest input in which spans are masked to prove a fine-tuned encoder-decoder."""
 
 
 def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequence[str]) -> manifest.Manifest:
@@ -113,16 +115,21 @@ def _prove_model(
     """
     shape, config, encoder = source.shape, source.config, source.encoder
     is_encoder_decoder, new_tokens = shape.traits.is_encoder_decoder, proof.num_new_tokens(shape)
+    if config.packs_examples and is_encoder_decoder:  # whose examples needed no sentinels, as the proof's samples do
+        config = config.model_copy(update={"seq_len": min(config.seq_len, _MASKED_TOKENS)})
     training = objective(config, encoder, config.seed, config.intra_document_masking)
     # Documents as in training: each begins after its start, or after the end of another.
     encoded = ([encoder.before_text, *encoder.encode(document).tolist()] for document in documents)
     texts = proof.windows(encoded, shape, training)
     tuned = finetuning.read(source.run_dir)
-    prompts = [tuned.text(text) if tuned else text for text in prompts_for(settings, source, tuned, documents)]
+    prompts = inputs = prompts_for(settings, source, tuned, documents)
+    if tuned:  # of the run, or of the user, they may stand in its template already
+        inputs = [tuned.input_of(text) for text in prompts]
+        prompts = [tuned.text(text) for text in inputs]
     asked = [training.prompt(encoder, prompt, new_tokens) for prompt in prompts]
-    longest = max(1, shape.seq_len - new_tokens)
+    longest = shape.seq_len if is_encoder_decoder else max(1, shape.seq_len - new_tokens)
     if tuned:
-        given = [prompt_ids(tokenizer, tuned.prompt(text), is_encoder_decoder, ends)[-longest:] for text in prompts]
+        given = [prompt_ids(tokenizer, tuned.prompt(text), is_encoder_decoder, ends)[-longest:] for text in inputs]
         pairs = zip(given, asked, strict=True)
         asked = [Prompt(ids, own.decoder_ids) if is_encoder_decoder else Prompt([], ids) for ids, own in pairs]
     head = 1 if is_encoder_decoder else min(_CORPUS_PROMPT_TOKENS, longest)
@@ -146,7 +153,7 @@ def prompts_for(
     if tuned:
         turns = [turn for each in finetuning.conversations(source.run_dir) for turn in each["messages"]]
         documents = [turn["content"] for turn in turns if turn["role"] == "user"] or documents
-        documents = [given for text in documents if (given := tuned.input_of(text)) != text] or documents
+        documents = [given for text in documents if (given := tuned.input_of(text)) != text] or documents[::2]
     has_span = source.config.traits.is_encoder_decoder and not source.config.packs_examples
     thirds = documents[:: max(1, len(documents) // 3)][:3]
     return resolved(source.config.sample_prompts) or beginnings(thirds, has_span)

@@ -49,15 +49,16 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
     (model,) = open_models([folder])
     torch.manual_seed(torch.seed() if options.seed is None else options.seed)
     own, settings = model.model.generation_config.to_diff_dict(), dict[str, Any]()
-    if not own.get("do_sample"):  # as after a pretraining: drawn as step 4's samples are
+    converses, turns, tuned = bool(model.tokenizer.chat_template), list[Message](), facts.read(folder)
+    is_scored = tuned and not converses  # by its most likely answers
+    if not own.get("do_sample") and (options.temperature or not is_scored):  # drawn as step 4's samples are
         settings = {"do_sample": True, "top_k": 0, **SAMPLING}
     if options.temperature is not None:
         settings = {**settings, "temperature": options.temperature} if options.temperature else {"do_sample": False}
     unused = () if {**own, **settings}.get("do_sample") else ("temperature", "top_k", "top_p")
     shown = {key: value for key, value in (own | settings).items() if not key.endswith(("_id", "_version", *unused))}
     named = [f"{key} {value}" for key, value in shown.items()]
-    log(f"step 5 generate: {folder}, {', '.join(named)}")
-    converses, turns, tuned = bool(model.tokenizer.chat_template), list[Message](), facts.read(folder)
+    log(f"step 5 generate: {folder}, {', '.join(named) or 'greedy'}")
     typed = _typed("user ▶ " if converses else "text ▶ ")
     for text in typed if options.prompt is None else [options.prompt]:
         try:

@@ -52,7 +52,7 @@ def routed_with(capacity_factor: float) -> OptimSettings:
 
 def layer_of(routing: OptimSettings = ROUTING, **overrides: Any) -> MixtureOfExperts:
     """The first MoE layer of a small Mixtral, its weights wide."""
-    model = build(shape_of(**MIXTRAL, **overrides), seed=1, settings=routing)
+    model = build(shape_of(**{**MIXTRAL, **overrides}), seed=1, settings=routing)
     layer = experts_of(model.all_layers())[0]
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -202,7 +202,7 @@ def loss_of(layer: MixtureOfExperts, hidden_SBD: Tensor, examples_BS: Tensor | N
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_a_row_with_padding_has_the_losses_of_the_row_without(top_k: int) -> None:
     """And padding has no gradient: neither behind examples, nor in a row of its own."""
-    layer, (hidden, examples) = layer_of(experts_per_token=top_k), rows()
+    layer, (hidden, examples) = layer_of(architecture="qwen3_moe", experts_per_token=top_k), rows()
     hidden.requires_grad_()
     alone = [loss_of(layer, hidden[: sum(lengths), [row]]) for row, lengths in LENGTHS.items() if lengths]
     found = loss_of(layer, hidden, examples)
@@ -217,7 +217,7 @@ def test_a_row_with_padding_has_the_losses_of_the_row_without(top_k: int) -> Non
 @pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize("factor", [0.5, 0.7])
 def test_an_example_drops_what_it_drops_alone(factor: float, top_k: int) -> None:
-    layer, (hidden, examples) = layer_of(routed_with(factor), experts_per_token=top_k), rows()
+    layer, (hidden, examples) = layer_of(routed_with(factor), architecture="qwen3_moe", experts_per_token=top_k), rows()
     together = layer(hidden, examples)[0]
     by_row, dropped_alone = layer(hidden)[0], 0
     differs = []

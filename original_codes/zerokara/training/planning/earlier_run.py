@@ -26,9 +26,9 @@ _KEY_NAMES = {
     "tokenizer_sha256": "input_tokenizer_file (SHA-256 of its content)",
     "vocab_size": "input_tokenizer_file (its number of pieces)",
     "data_sha256": "output_prefix (SHA-256 of the token files)",
-    "raw_len": "seq_len (tokens of the corpus in a sample)",
+    "raw_len": "seq_len, noise_density or mean_span_length (tokens of the corpus in a sample)",
     "input_len": "seq_len (input tokens of a sample)",
-    "target_len": "seq_len (tokens that a sample predicts)",
+    "target_len": "seq_len, noise_density or mean_span_length (tokens that a sample predicts)",
     "curriculum": "stages, source_weights or the number of documents in input_jsonl",
 }
 """Entries of the identity that are no settings, as the user knows them."""
@@ -77,8 +77,10 @@ class Resumption(NamedTuple):
 def identity_of(plan: RunPlan) -> dict[str, Any]:
     """Return what must not change during a run, as JSON: model shape, data, tokenizer, and the order of the samples."""
     config = plan.resolved
+    shape = plan.shape.as_json()
+    del shape["init_std"]  # of the first step alone
     return {
-        **plan.shape.as_json(),
+        **shape,
         "seed": config.seed,
         "order": config.order,
         "tokenizer_sha256": plan.encoder.sha256,
