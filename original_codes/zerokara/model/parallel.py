@@ -66,21 +66,6 @@ tensor_group: Callable[[], ProcessGroup] = parallel_state.get_tensor_model_paral
 """The processes that together hold one model and compute the same sequences."""
 
 
-class ModelParallelUnit:
-    """The groups by the names that DeepSpeed (0.19.8, utils/groups.py and bwc.py) asks its `mpu` for.
-
-    It says get_model_parallel_* where megatron-core says get_tensor_model_parallel_*. DeepSpeed keeps the first unit
-    that it is given for the life of the process; so this one answers for the current groups.
-    """
-
-    get_model_parallel_rank = staticmethod(tensor_rank)
-    get_model_parallel_world_size = staticmethod(tensor_size)
-    get_model_parallel_group = staticmethod(tensor_group)
-    get_data_parallel_rank = staticmethod(data_rank)
-    get_data_parallel_world_size = staticmethod(data_size)
-    get_data_parallel_group = staticmethod(data_group)
-
-
 def local_shard(whole: Tensor, partition: Partition | None) -> Tensor:
     """The shard of a whole parameter that this process holds."""
     size = tensor_size()

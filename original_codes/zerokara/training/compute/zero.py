@@ -39,6 +39,16 @@ from deepspeed.runtime import engine as deepspeed_engine  # noqa: E402
 from deepspeed.runtime import utils  # noqa: E402
 from deepspeed.runtime.zero import stage3, stage_1_and_2  # noqa: E402
 
+_MPU = types.SimpleNamespace(  # functions: DeepSpeed keeps the first `mpu` that it is given for the life of the process
+    get_model_parallel_rank=parallel.tensor_rank,
+    get_model_parallel_world_size=parallel.tensor_size,
+    get_model_parallel_group=parallel.tensor_group,
+    get_data_parallel_rank=parallel.data_rank,
+    get_data_parallel_world_size=parallel.data_size,
+    get_data_parallel_group=parallel.data_group,
+)
+"""The groups; without it DeepSpeed makes a second group of all processes."""
+
 
 def _mark_not_finite(norm: Tensor, **_: Any) -> None:
     """Put -1 in place of a norm that is not finite; DeepSpeed's own function makes the host wait for the device."""
@@ -66,7 +76,6 @@ class ZeroEngine:
             parameter.data = torch.empty(parameter.shape, dtype=dtype, device="cpu" if self._is_stage_3 else device)
         self.optimizer = Optimizer(config, dict(model.named_parameters()), model.shape, device)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        mpu = parallel.ModelParallelUnit()  # without it DeepSpeed makes a second group of all processes
         with contextlib.redirect_stdout(io.StringIO()):  # some of it is printed whatever the log level is
             if self._is_stage_3:  # partitioned one after another: DeepSpeed would first move them all to the device
                 # Weights are gathered around a layer, not inside: torch.compile takes it as one graph.
@@ -74,13 +83,13 @@ class ZeroEngine:
                 deepspeed.zero.Init(
                     model,
                     data_parallel_group=parallel.data_group(),
-                    mpu=mpu,
+                    mpu=_MPU,
                     dtype=dtype,
                     config_dict_or_path=settings,
                 )
             model.to(device, dtype)  # its buffers
             self.module, self._wrapper, _, _ = deepspeed.initialize(
-                model=model, optimizer=self.optimizer, config=settings, dist_init_required=False, mpu=mpu
+                model=model, optimizer=self.optimizer, config=settings, dist_init_required=False, mpu=_MPU
             )
         places = self._partitions() if self._is_stage_3 else self._flat_partitions()
         held = {names[parameter]: place for parameter, place in places}
