@@ -112,12 +112,6 @@ class Share:
         return part + (f"-{self.index + 1:05}-of-{self.count:05}" if self.count > 1 else "") + ".safetensors"
 
 
-def cut_shapes(share: Share, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Shapes of a share's tensors by name; those of which it has no row are left out."""
-    rows = {name: share.rows(whole) for name, whole in shapes.items()}
-    return {name: (len(rows[name]), *whole[1:]) if whole else () for name, whole in shapes.items() if rows[name]}
-
-
 def files_of(folder: Path, part: str) -> list[Path]:
     """Files of a checkpoint's `part` in their order. Raises UserError if one is missing."""
     counts = {int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{part}-*[0-9]-of-*[0-9].safetensors")}

@@ -21,7 +21,7 @@ from torch import Tensor
 from zerokara.base.errors import RunError
 from zerokara.base.progress import seconds_text
 from zerokara.checkpoint import TrainingState, folder_of
-from zerokara.checkpoint.state import OPTIMIZER, WEIGHTS, Share, cut_shapes
+from zerokara.checkpoint.state import OPTIMIZER, WEIGHTS, Share
 from zerokara.checkpoint.store import CheckpointStore, Writers
 from zerokara.training.compute import optimizer_rules
 from zerokara.training.compute.engine import master_weights, optimizer_state
@@ -87,13 +87,13 @@ class Saver:
         self._log = run.processes.log_from_folder
         ranks = run.processes.folder_ranks
         self._share = Share(ranks.index(run.processes.rank), len(ranks))
-        shapes = optimizer_rules.checkpoint_shapes(run.engine.optimizer.name, run.model.shape)
+        shapes = optimizer_rules.checkpoint_shapes(run.engine.optimizer.name, run.model.shape).values()
         self._writers = Writers(self._share, run.processes.message_store(f"checkpoints/{ranks[0]}"))
         newest = folder_of(run.plan.run_dir, run.state.step) if run.state.step else None
         num_bytes = run.plan.checkpoint_bytes
         self._store = CheckpointStore(run.plan.run_dir, config, self._log, newest, self._writers, num_bytes)
-        own = cut_shapes(self._share, shapes).values()
-        self._copy = HostCopy(run.processes.device, sum(map(math.prod, own)))
+        own = sum(len(self._share.rows(shape)) * math.prod(shape[1:]) for shape in shapes)
+        self._copy = HostCopy(run.processes.device, own)
         # On a shared core training goes first. Only upwards: where all was started with `nice`, lowering is forbidden.
         niceness = max(10, os.getpriority(os.PRIO_PROCESS, 0))
         self._thread = ThreadPoolExecutor(

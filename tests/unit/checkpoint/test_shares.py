@@ -19,7 +19,7 @@ from torch.distributed import HashStore
 
 from zerokara import checkpoint
 from zerokara.base.errors import UserError
-from zerokara.checkpoint import state, store, tensor_file
+from zerokara.checkpoint import store, tensor_file
 from zerokara.checkpoint.state import Share
 from zerokara.checkpoint.store import Writers
 
@@ -33,8 +33,7 @@ MOMENTS = {"matrix.exp_avg": torch.randn(7, 5), "scale": torch.tensor(2.5)}
 
 
 def rows_of(mine: Share, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    shapes = state.cut_shapes(mine, {name: tuple(whole.shape) for name, whole in tensors.items()})
-    own = {name: (tensors[name], mine.rows(tensors[name].shape)) for name in shapes}
+    own = {name: (whole, mine.rows(whole.shape)) for name, whole in tensors.items() if mine.rows(whole.shape)}
     return {name: whole[rows.start : rows.stop] if whole.dim() else whole for name, (whole, rows) in own.items()}
 
 
