@@ -64,7 +64,7 @@ def test_documents_far_shorter_than_a_sequence_are_told_with_what_fits(make: Mak
     long = make("seq_len=4096", "global_batch_size=auto", "train_tokens=auto", "epochs=3")
     (note,) = [text for name, text in plan_table.rows(long) if name == "note"]
     fitting, most = (int(re.findall(pattern, note)[0]) for pattern in (r"seq_len: (\d+) ", r"at most (\d+);"))
-    lengths = IndexedTokens(long.data.train_prefix).lengths
+    lengths = IndexedTokens(long.data.training.prefix).lengths
     assert most <= fitting < 2 * most and 0.94 < lengths[lengths <= most].sum() / lengths.sum() < 0.97
     assert "note" not in dict(plan_table.rows(make(f"seq_len={fitting}", "train_tokens=auto", "epochs=1")))
     assert long.reasons["global_batch_size"].startswith("32,768 tokens a step"), "eight sequences"
@@ -93,7 +93,7 @@ def test_an_id_that_the_tokenizer_lacks_is_found(
     for path in source.parent.glob(f"{source.name}*"):
         shutil.copyfile(path, tmp_path / path.name)
     plan = make(f"output_prefix={tmp_path / source.name}")
-    ids = np.memmap(bin_path(plan.data.train_prefix), np.uint16, mode="r+")
+    ids = np.memmap(bin_path(plan.data.training.prefix), np.uint16, mode="r+")
     ids[place] = 500  # the pieces are 0 to 499
     ids.flush()
     (fault,) = plan.faults()

@@ -237,7 +237,7 @@ def check_consistent(rendezvous: Rendezvous, plan: RunPlan) -> RunPlan:
     """
     plan = plan.on_processes(rendezvous.count * plan.processes_per_node, rendezvous.count)
     # The content of files is compared, and not the names: a copy may have been cut off or patched since the manifest.
-    prefixes = {"train": plan.data.train_prefix, "valid": plan.data.valid_prefix}
+    prefixes = {"train": plan.data.training.prefix, "valid": plan.data.valid_prefix}
     files = {name + path.suffix: path for name, at in prefixes.items() for path in (bin_path(at), idx_path(at))}
     tokens = {"train": plan.data.sha256[:12], "valid": plan.data.valid_sha256[:12]}
     tokens |= {name: manifest.sampled_sha256([path]) for name, path in files.items() if path.exists()}

@@ -27,7 +27,7 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
         size, slower = plan.memory.teachers, recipe.TEACHER_SHARE * plan.memory.teachers / shape.num_parameters()
         text = f"{plural(len(config.teachers), 'model')} of {count_text(size)} parameters together, weight"
         yield "teachers", f"{text} {config.teacher_weight:g}; a step takes about {1 + slower:.1f} times as long"
-    training, train, valid = plan.data.training, plan.data.num_train_tokens, plan.data.num_valid_tokens
+    training, train, valid = plan.data.training, len(plan.data.ids), plan.data.num_valid_tokens
     order = f"{len(training.stages)} stages" if training.stages[1:] else f"{training.kind} order"
     if len(training.stages) == 1:
         order = f"mixed: {stage_title(training, 0)}"
@@ -71,7 +71,7 @@ def rows(plan: RunPlan, in_full: bool = False) -> Iterator[tuple[str, str]]:
 
 def show(plan: RunPlan, notes: Sequence[str], verbose: bool) -> None:
     """Print a plan, where `verbose` in full, and below it the notes on its start."""
-    log(f"{plan.task.title}: {plan.data.train_prefix} → {plan.run_dir}")
+    log(f"{plan.task.title}: {plan.data.training.prefix} → {plan.run_dir}")
     for name, value in rows(plan, verbose):
         print(f"  {name:<12}  {value}")
     is_mixed = plan.consumption.stages or plan.consumption.sources[1:]

@@ -60,10 +60,8 @@ class PlannedData:
     """Opens the batches of token files, given their prefix and a maximum number of tokens."""
     sha256: str  # of the training data, by which a run recognises them
     valid_sha256: str  # of the validation data; empty without any
-    train_prefix: Path  # of the .bin and .idx of the training tokens
-    valid_prefix: Path  # of the validation tokens, which need not exist
+    valid_prefix: Path  # of the .bin and .idx of the validation tokens, which need not exist
     ids: NDArray[Any]  # of the training tokens, on disk
-    num_train_tokens: int
     num_valid_tokens: int
     examples: recipe.Examples | None = None
     plan_rows: tuple[tuple[str, str], ...] = ()  # further ones, by name
@@ -93,7 +91,6 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         UserError: they are missing or were made with another tokenizer; the tokenizer lacks what is needed; the corpus
             is shorter than one sequence; the weights or the stages do not fit the sources.
     """
-    paths = TokenPaths(config.output_prefix)
     tokens = check_belongs(config.output_prefix, encoder.sha256)
     training, notes = DataPlan.from_config(config), [*origin_notes(config, tokens)]
     start = tokens.facts.get("start_id", -1)
@@ -112,10 +109,8 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         validation_batches=lambda at, most: validation_batches(at, turns, encoder.before_text, most, parts),
         sha256=hashes[0],
         valid_sha256="".join(hashes[1:]),
-        train_prefix=paths.train,
-        valid_prefix=paths.valid,
+        valid_prefix=TokenPaths(config.output_prefix).valid,
         ids=train.tokens,
-        num_train_tokens=len(train.tokens),
         num_valid_tokens=len(valid.tokens) if valid is not None else 0,
         plan_rows=(*notes, *length_notes(config.seq_len, train)),
     )
@@ -270,7 +265,7 @@ class RunPlan:
         largest = max(int(part.max(initial=0)) for part in ends)
         if largest >= self.encoder.vocab_size:
             rule = f"holds the id {largest}; the tokenizer has {self.encoder.vocab_size} pieces"
-            yield Fault(f"{self.data.train_prefix}.bin", rule, remedy="run step 2 again with --redo")
+            yield Fault(f"{self.data.training.prefix}.bin", rule, remedy="run step 2 again with --redo")
 
     def with_settings(self, **chosen: Any) -> "RunPlan":
         """Return this plan with further settings resolved."""
