@@ -132,7 +132,7 @@ class SpanCorruption:
     def __call__(self, tokens: Ids, keys: Ids) -> Batch:
         """Make the batch of `tokens` [b, raw], with the samples' keys [b], unique in the run, which place the spans."""
         noise = noise_mask(self.lengths, self.seed, keys)
-        inputs, labels = corrupt(tokens, noise, self.sentinel_ids, self.end_id)
+        inputs, labels = (with_sentinels(tokens, part, self.sentinel_ids, self.end_id) for part in (noise, ~noise))
         decoder_inputs = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=self.start_id)
         return Batch(inputs, labels, np.ones(labels.shape, np.float32), decoder_inputs=decoder_inputs)
 
@@ -151,15 +151,6 @@ class SpanCorruption:
         return Prompt([*ids[-(self.lengths.input - 1) :], self.end_id], [self.start_id])
 
 
-def corrupt(tokens: Ids, noise: NDArray[np.bool_], sentinels: Ids, end_id: int) -> tuple[Ids, Ids]:
-    """Return encoder inputs [b, S] and decoder targets [b, T] of `tokens` [b, n], masked by a `noise_mask`.
-
-    `sentinels` are the ids of <extra_id_0>, <extra_id_1>, …, at least as many as there are spans. Example, with X Y and
-    end E: a b c d e f with c d and f masked gives the encoder input a b X e Y E and the decoder target X c d Y f E.
-    """
-    return _with_sentinels(tokens, noise, sentinels, end_id), _with_sentinels(tokens, ~noise, sentinels, end_id)
-
-
 def noise_mask(lengths: SampleLengths, seed: int, keys: Ids) -> NDArray[np.bool_]:
     """True where a token is noise, [b, n], for samples of these keys.
 
@@ -176,8 +167,12 @@ def noise_mask(lengths: SampleLengths, seed: int, keys: Ids) -> NDArray[np.bool_
     return np.cumsum(changes, axis=1) % 2 == 1
 
 
-def _with_sentinels(tokens: Ids, masked: NDArray[np.bool_], sentinels: Ids, end_id: int) -> Ids:
-    """Return the tokens that are not masked, a sentinel in place of each masked span, and the end token."""
+def with_sentinels(tokens: Ids, masked: NDArray[np.bool_], sentinels: Ids, end_id: int) -> Ids:
+    """Return `tokens` [b, n] with the next of the sentinels in place of each masked span, and the end token.
+
+    Example, with X Y and end E: a b c d e f with c d and f masked gives a b X e Y E, the encoder input of the noise;
+    with the others masked, X c d Y f E, its decoder target.
+    """
     first = masked.copy()
     first[:, 1:] &= ~masked[:, :-1]
     number = np.cumsum(first, axis=1) - 1

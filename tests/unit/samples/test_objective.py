@@ -15,9 +15,9 @@ from zerokara.samples.objective import (
     Prompt,
     SpanCorruption,
     beginnings,
-    corrupt,
     noise_mask,
     objective,
+    with_sentinels,
 )
 from zerokara.tokenizer.encoder import Encoder
 
@@ -97,7 +97,8 @@ END = 2
 
 def test_the_example_of_the_docstring() -> None:
     noise = np.isin(np.arange(6), [2, 3, 5])[None]
-    read, written = corrupt(np.arange(10, 16)[None], noise, np.arange(1000, 900, -1), END)
+    text, sentinels = np.arange(10, 16)[None], np.arange(1000, 900, -1)
+    read, written = (with_sentinels(text, masked, sentinels, END) for masked in (noise, ~noise))
     assert read.tolist() == [[10, 11, 1000, 14, 999, END]] and written.tolist() == [[1000, 12, 13, 999, 15, END]]
 
 
@@ -106,7 +107,8 @@ def test_both_sides_together_are_the_text(read_len: int, density: float, mean: f
     lengths, number = with_spans(read_len, density, mean), 200
     tokens = np.random.default_rng(1).integers(3, 900, (number, lengths.raw))
     sentinels = np.arange(10_000, 10_000 - lengths.num_spans, -1)
-    read, written = corrupt(tokens, noise_mask(lengths, 7, np.arange(number)), sentinels, END)
+    noise = noise_mask(lengths, 7, np.arange(number))
+    read, written = (with_sentinels(tokens, masked, sentinels, END) for masked in (noise, ~noise))
     assert read.shape == (number, lengths.input) and written.shape == (number, lengths.target)
     for row in range(number):
         assert merged(read[row], written[row], sentinels, END).tolist() == tokens[row].tolist()
