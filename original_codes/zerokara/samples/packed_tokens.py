@@ -51,11 +51,6 @@ class TokenSource:
     num_valid_tokens: int = 0
     """Tokens of its validation documents, which have another .bin, in the same order."""
 
-    @property
-    def end_token(self) -> int:
-        """Index of the next source's first token."""
-        return self.first_token + self.num_tokens
-
 
 def read_sources(output_prefix: str) -> tuple[TokenSource, ...]:
     """Read the sources from the manifest of step 2, and check that together they make up the .bin.
@@ -68,7 +63,7 @@ def read_sources(output_prefix: str) -> tuple[TokenSource, ...]:
     for each in manifest.read(paths.manifest).facts.get("sources", []):
         valid_tokens = each.get("valid", {}).get("tokens", 0)
         sources.append(TokenSource(each["entry"], expected, each["train"]["tokens"], valid_tokens))
-        expected = sources[-1].end_token
+        expected += sources[-1].num_tokens
     if num_tokens != expected:
         rule = f"lists {expected:,} training tokens; {bin_path(paths.train)} holds {num_tokens:,}"
         raise UserError(Fault(str(paths.manifest), rule, remedy="tokenize again: step 2 with --redo"))

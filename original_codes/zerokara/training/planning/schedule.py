@@ -223,8 +223,8 @@ def _of_stream(training: DataPlan, order: SampleOrder, num_samples: int) -> Cons
     uses = []
     for source in training.sources:
         # Of the tokens of a whole epoch, and of its first `rest` samples.
-        ends = (min(source.end_token, samples * training.lengths.raw) for samples in (order.num_samples, rest))
-        whole, first = (max(0, end - source.first_token) for end in ends)
+        read = (samples * training.lengths.raw - source.first_token for samples in (order.num_samples, rest))
+        whole, first = (min(max(0, tokens), source.num_tokens) for tokens in read)
         taken = epochs * whole + (first if is_exact else round(whole * rest / order.num_samples))
         uses.append(SourceUse(source.name, source.num_tokens, taken, taken / whole if whole else 0.0))
     return Consumption((), tuple(uses), is_exact)
