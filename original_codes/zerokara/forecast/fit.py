@@ -58,6 +58,7 @@ from zerokara.training.monitoring import step_metrics
 from zerokara.training.planning import recipe
 from zerokara.training.planning.earlier_run import PLACES
 from zerokara.training.planning.processors import VARIABLE, named_gpus
+from zerokara.training.resume_proof import QUIET
 
 Numbers = NDArray[np.float64]
 
@@ -89,17 +90,8 @@ SHAPES: tuple[dict[str, Any], ...] = tuple(
 )
 """Settings of the sizes, from the smallest to the largest."""
 _SIZE_AND_LENGTH = {*size_settings(""), "train_tokens", "epochs"}
-_QUIET: dict[str, Any] = {
-    **dict.fromkeys(("max_steps", "max_hours"), "auto"),
-    **dict.fromkeys(("eval_interval", "save_interval"), 10**9),
-    **dict.fromkeys(("stages", "sample_prompts"), ()),
-    **dict.fromkeys(("keep_best", "plots", "tensorboard"), False),
-    "keep_every": 0,
-    "keep_last": 1,
-    "init_from": "",
-    "wandb": "off",
-}
-"""A run is validated and saved at its end only, and nobody watches it."""
+_KEPT = {"keep_best": False, "keep_every": 0, "keep_last": 1}
+_QUIET = {**QUIET, **_KEPT, "max_steps": "auto", "stages": (), "init_from": ""}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from zerokara import checkpoint
 from zerokara.base.durable import make_folders
@@ -25,18 +26,14 @@ LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 STATE_TOLERANCE = 0.1
 """Norm of the difference, as a share of what the last N steps changed. Adam turns the sign of a nearly zero gradient
 into a whole step, so that last digits grow; a lost state, or other data, gives about 1."""
-_QUIET = {
-    "plots": False,
-    "tensorboard": False,
-    "wandb": "off",
-    "log_interval": 1,
-    "eval_interval": 10**9,
-    "save_interval": 10**9,
-    "keep_last": 10,
+QUIET: dict[str, Any] = {
+    **dict.fromkeys(("eval_interval", "save_interval"), 10**9),
+    **dict.fromkeys(("plots", "tensorboard"), False),
     "sample_prompts": (),
     "max_hours": "auto",
+    "wandb": "off",
 }
-"""The proof trains, saves, and does nothing else."""
+"""A run that nobody watches trains to its end, is validated and saved there, and does nothing else."""
 
 
 def prove(plan: RunPlan, num_steps: int) -> None:
@@ -57,7 +54,7 @@ def prove(plan: RunPlan, num_steps: int) -> None:
             raise RunError(f"{folder}: a proof writes {bytes_text(needed)} of checkpoints, {bytes_text(free)} are free")
         print(f"proving resume in {folder}, which is deleted afterwards: {num_steps} and {num_steps} steps", flush=True)
         for name, last in (("unbroken", 2 * num_steps), ("resumed", num_steps), ("resumed", 2 * num_steps)):
-            part = plan.with_settings(**_QUIET, output_model_dir=str(folder / name))
+            part = plan.with_settings(**QUIET, log_interval=1, keep_last=10, output_model_dir=str(folder / name))
             part = replace(part, requested=part.resolved)
             run_folder.claim(part)
             if code := spawn(part, "prove", str(last), path=part.run_dir / PLAN_NAME):
