@@ -1,8 +1,4 @@
-"""Configuration object → commented YAML, and the help text of a step: both from docstrings. Changes of a user's file.
-
-``python -m zerokara.config.writing config.yaml model_configs/*.yaml`` rewrites the comments of files, and keeps their
-values: run it after a docstring or a field changed.
-"""
+"""Configuration object → commented YAML, and the help of a step: both from docstrings. Changes of a user's file."""
 
 import ast
 import inspect
@@ -25,7 +21,7 @@ from ruamel.yaml.nodes import CollectionNode, MappingNode
 
 from zerokara.base.durable import write_file
 from zerokara.base.errors import RunError
-from zerokara.config.loading import FILES, load, read_value
+from zerokara.config.loading import load, read_value
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.config.settings import Settings
 
@@ -155,9 +151,3 @@ def _places(text: str) -> dict[str, tuple[int, int]]:
             end = len(text[: value.end_mark.index].rstrip())
         places[key.value] = start, end
     return places
-
-
-if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        config_class = next(FILES[name] for name in FILES if argument.endswith(name))
-        write_file(Path(argument), as_yaml(load(config_class, argument)))
