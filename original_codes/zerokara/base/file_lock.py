@@ -34,7 +34,6 @@ class Holder(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """True on this machine."""
         return self.host == socket.gethostname()
 
     def __str__(self) -> str:

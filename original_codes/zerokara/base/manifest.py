@@ -88,7 +88,6 @@ class NewerFormatError(UserError):
 
 
 def file_key(path: Path) -> FileKey:
-    """Return the key of a file as it is now."""
     status = path.stat()
     return FileKey(shown(path.resolve()), status.st_size, status.st_mtime_ns)
 

@@ -61,12 +61,10 @@ _Result = TypeVar("_Result")
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
-    """Folder of the checkpoint of `step`."""
     return run_dir / f"global_step{step}"
 
 
 def step_of(folder: Path) -> int:
-    """Step of a checkpoint, by the name of its folder."""
     return int(folder.name.removeprefix("global_step"))
 
 

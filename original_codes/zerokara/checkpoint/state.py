@@ -108,7 +108,6 @@ class Share:
         return range(shape[0] * self.index // self.count, shape[0] * (self.index + 1) // self.count)
 
     def file_name(self, part: str) -> str:
-        """The name of its file of a checkpoint's `part`."""
         return part + (f"-{self.index + 1:05}-of-{self.count:05}" if self.count > 1 else "") + ".safetensors"
 
 

@@ -35,7 +35,6 @@ MOVING = "moving"
 
 
 def num_workers(plan: Plan) -> int:
-    """Number of processes on this machine."""
     most, wanted = min(available_cores(), max(1, available_memory() // _WORKER_BYTES)), plan.config.num_workers
     return min(most if wanted == "auto" else wanted, len(plan.tasks))
 
@@ -63,7 +62,6 @@ def _do(stage: Stage, current: str, plan: Plan, folder: Path, _: object, rank: i
 
 
 def _run(name: str, stage: Stage, folder: Path, plan: Plan, num_tasks: int) -> None:
-    """Run one stage."""
     marks, job, options = folder / name.replace(" ", "-"), f"zerokara-{folder.name}", plan.config.executor_options
     common: dict[str, Any] = {
         "pipeline": [partial(_do, stage, os.getcwd(), plan, folder)],

@@ -155,7 +155,6 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def save(folder: Path, name: str, rank: int, array: NDArray[Any]) -> None:
-    """Write an array of a task."""
     with atomic_file(folder / f"{name}-{rank:05d}.npy") as file:
         np.save(file, array)
 

@@ -73,13 +73,11 @@ class Report:
         return {"counts": self.counts, "sources": self.sources, "left_out": self.left_out}
 
     def page(self) -> str:
-        """Render the report as one HTML page."""
         path = Path(__file__).with_name("page.html.jinja")
         made = template(path, bytes=bytes_text, count="{:,}".format, percent="{:.2%}".format)
         return made.render(report=self, config=self.config, plural=plural)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Rows of the step's summary."""
         size, left = self.total(READ) or 1, self.total(CLEAN)
         equal = f"{plural(self.num_equal, 'text')} became equal to others without their repeated lines"
         again = f"{equal}: run step 0 again, with this clean text as its input, to drop them"

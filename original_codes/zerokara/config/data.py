@@ -127,7 +127,6 @@ class SampleLengths:
     num_spans: int = 0  # masked spans that hold the noise tokens
 
     def samples_in(self, num_tokens: int) -> int:
-        """Number of samples in `num_tokens` tokens."""
         return max(0, (num_tokens - self.overlap) // self.raw)
 
     @property

@@ -132,7 +132,6 @@ class FinetuneRunConfig(FinetuneConfig, RunConfig):
 
     @property
     def lengths(self) -> SampleLengths:
-        """Lengths of a packed training sequence."""
         assert self.packed_length != "auto", "packed_length: auto was not resolved"
         target = self.packed_target_length if self.traits.is_encoder_decoder else self.packed_length
         return packed(self.packed_length, target, self.traits.is_encoder_decoder)

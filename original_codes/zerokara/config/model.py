@@ -207,7 +207,6 @@ class ModelSettings(Settings):
 
     @property
     def lengths(self) -> SampleLengths:
-        """Lengths of a training sample."""
         return self.text_lengths
 
     @property

@@ -50,8 +50,6 @@ HARMLESS = frozenset({Reason.EMPTY_LINE})
 
 
 class Document(NamedTuple):
-    """One document."""
-
     text: str
     file: InputFile
     line: int
@@ -110,7 +108,6 @@ def text_of_line(line: bytes) -> str | Reason:
 
 
 def text_of_json(line: bytes, text_field: str) -> str | Reason:
-    """Text of a JSON line."""
     is_strict = True
     try:
         value: Any = orjson.loads(line)

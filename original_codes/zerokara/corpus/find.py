@@ -60,7 +60,6 @@ class Formats:
     text: str
 
     def of(self, name: str) -> tuple[FileFormat, Compression] | None:
-        """Format and compression by a file's name, or None."""
         inner, suffix = os.path.splitext(name.lower())
         if suffix == ".parquet":
             return "parquet", "none"

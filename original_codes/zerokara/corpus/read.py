@@ -43,7 +43,6 @@ class Range:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk."""
         if self.row_group_bytes is not None:
             return self.row_group_bytes
         return (self.file.bytes if self.end is None else self.end) - self.start
@@ -66,7 +65,6 @@ class Block:
 
 
 def is_one_document(file: InputFile, txt_document: TxtDocument) -> bool:
-    """True if the file is one document."""
     return file.format == "txt" and txt_document == "file"
 
 

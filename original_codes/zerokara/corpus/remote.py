@@ -123,7 +123,6 @@ def _found(files: Any, about: dict[str, Any]) -> FileRecord:
 
 
 def _message(error: BaseException) -> str:
-    """Description of an error, for display."""
     if isinstance(error, errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set, and a Hub dataset is read over the network; unset it, or name local files"
     if isinstance(error, errors.GatedRepoError):  # which lists its files to everyone

@@ -33,6 +33,5 @@ def read(folder: Path | None, index: int) -> Any:
 
 
 def write(folder: Path | None, index: int, content: Any) -> None:
-    """Keep block `index`."""
     if folder:
         write_json(folder / f"{index}.json", content)

@@ -43,7 +43,6 @@ class Overlap:
 
     @property
     def rest(self) -> list[int]:
-        """Examples not found."""
         return sorted({*range(self.num_examples)}.difference(self.exact, self.by_ngram))
 
     def part(self, start: int, num_examples: int) -> "Overlap":

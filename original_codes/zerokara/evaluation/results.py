@@ -124,7 +124,6 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 
 def page(sections: Sequence[Section]) -> str:
-    """Text of the HTML page."""
     made = template(Path(__file__).with_name("page.html.jinja"), value=value_text, interval=interval_text)
     shown = []
     for each in sections:
@@ -196,7 +195,6 @@ def with_results(card: str, model: str, sections: Sequence[Section]) -> str:
 
 
 def _result(row: Row, value: float, section: Section) -> Any:
-    """The value as an EvalResult of the Hub."""
     from huggingface_hub import EvalResult
 
     interval = f"95 % interval {interval_text(row.interval, section)}, " if row.interval else ""

@@ -37,8 +37,6 @@ words = WORD.findall
 
 
 class Interval(NamedTuple):
-    """A confidence interval."""
-
     low: float
     high: float
 
@@ -118,7 +116,6 @@ def share(name: str, hits: Sequence[float] | Statistics, totals: Sequence[float]
 
 
 def ratio(sums: Statistics) -> Statistics:
-    """The first sum divided by the second."""
     return _divided(sums[..., 0], sums[..., 1])
 
 

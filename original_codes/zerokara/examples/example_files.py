@@ -61,8 +61,6 @@ class ExamplePaths:
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """Files of one split."""
-
     prefix: Path
     """Prefix of its .bin and .idx."""
     texts_path: Path

@@ -161,8 +161,6 @@ class Unlearnable(ValueError):
 
 
 class Example(NamedTuple):
-    """Texts of one example."""
-
     prompt: str
     """Input in its template; empty for a conversation."""
     answer: str
@@ -295,7 +293,6 @@ Found = tuple[Record, Example | Unlearnable | None]
 
 
 def read_examples(form: ExampleFormat, records: Iterable[Record]) -> Iterator[Found]:
-    """Yield each record with its example."""
     for record in records:
         try:
             yield record, None if record.reason else form.example(record.values)
@@ -341,7 +338,6 @@ def resolve(config: FinetuneConfig, files: Sequence[InputFile], is_encoder_decod
 
 
 def _format_of(config: FinetuneConfig, record: Record, is_encoder_decoder: bool) -> ExampleFormat | None:
-    """The format that fits a record."""
     of_labels = config.output_field == "label" or config.label_words or config.metric in ("accuracy", "macro_f1")
     of_named_fields = "text_label" if of_labels else "source_target"
     for name, (inputs, output) in FIELDS.items():

@@ -205,8 +205,6 @@ def _summary_rows(paths: ExamplePaths, prepared: ExampleFiles) -> Iterator[tuple
 
 @dataclass
 class _SplitWriter:
-    """Files of one split."""
-
     split: Split
     write: Callable[[Segments], None]
     texts: IO[bytes]

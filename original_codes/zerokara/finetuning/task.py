@@ -88,7 +88,6 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
 
 
 def data_of(config: FinetuneRunConfig, encoder: Encoder) -> PlannedData:
-    """Open the prepared examples."""
     files, is_encoder_decoder = ExampleFiles.read(config.output_prefix), config.traits.is_encoder_decoder
     train, valid = files.train, files.splits.get("valid")
     packed = PackedExamples(train.prefix, config.lengths, is_encoder_decoder, encoder.pad_id, config.seed)

@@ -105,8 +105,6 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class ScalingLaw:
-    """A fitted law."""
-
     drawn: Numbers
     """E, A, B, α, β and γ of each draw, for N in millions and D in tens of millions: [6, R]."""
     noise: float
@@ -166,8 +164,6 @@ def _evaluate(laws: Numbers, parameters: float | Numbers, tokens: float | Number
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A small run to train."""
-
     settings: dict[str, Any]
     """Settings of its size."""
     shape: ModelShape
@@ -181,7 +177,6 @@ class CalibrationRun:
         return max(MIN_BATCH, round(recipe.batch_tokens(self.tokens) / self.shape.raw_len))
 
     def seconds(self, speed: Speed) -> float:
-        """Seconds from its start to its end."""
         return START_SECONDS + (self.tokens + VALIDATION_COST * self.eval_tokens) * speed.seconds_of_token(self.shape)
 
 

@@ -58,7 +58,6 @@ class Speed:
         return cls(seconds_of_large - per_flop * flops_of_large, per_flop)
 
     def seconds_of_token(self, shape: ModelShape) -> float:
-        """Seconds to train on one token."""
         return self.seconds_per_token + self.seconds_per_flop * shape.flops_per_token()
 
 
@@ -91,7 +90,6 @@ class Planner:
 
     @cached_property
     def device(self) -> str:
-        """Device that the runs compute on."""
         return self.local_plan().memory.device
 
     def measure_speed(self) -> Speed:
@@ -219,7 +217,6 @@ def recommended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def table(shown: Sequence[Candidate], chosen: Candidate) -> list[str]:
-    """Format the table."""
     last = "bits per byte (95 %)" if chosen.prediction else "tokens a parameter"
     columns = f"{'parameters':>10} {'tokens':>8} {'epochs':>7} {'steps':>9} {'memory':>9} {'time':>14}"
     lines = [f"  {'size':<6} {columns}  {last}"]

@@ -21,8 +21,6 @@ _OTHER_FORMATS = r"\.(bin|pt|pth|ckpt|gguf|onnx|h5|msgpack)$"
 
 
 class Stored(NamedTuple):
-    """A tensor in a file."""
-
     path: Path
     name: str
     shape: list[int]

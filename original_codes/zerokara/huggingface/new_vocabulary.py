@@ -32,7 +32,6 @@ class NewVocabulary(NamedTuple):
 
     @property
     def row(self) -> str:
-        """Return the row of the plan."""
         kept, missing = sum(self.kept), sum(not ids for ids in self.sources)
         counts = f"{kept:,} were in the old vocabulary, {len(self.sources) - missing - kept:,} are split by it"
         return f"of {len(self.sources):,} pieces {counts}, {missing:,} have no source"

@@ -167,7 +167,6 @@ class CompiledFunction:
         self.error: Exception | None = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the function."""
         if self.error is None and (torch.is_grad_enabled() or not self._in_training):
             try:
                 return self._compiled(*arguments, **named)

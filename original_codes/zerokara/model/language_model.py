@@ -68,7 +68,6 @@ class LanguageModel:
         return self.dropout(self.embedding(ids_BS, position_ids=positions_BS), place)
 
     def projection(self) -> Projection:
-        """Return the output projection."""
         tied, group = self.shape.tie_word_embeddings, parallel.tensor_group() if parallel.tensor_size() > 1 else None
         weight_VD = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         return Projection(weight_VD, self.shape.vocab_size, group)

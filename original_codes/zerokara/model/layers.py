@@ -138,7 +138,6 @@ class Layer(TransformerLayer):
         return super().__call__(hidden_states, attention_mask, context, **named)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Compute the layer."""
         return (self.compiled or self.compute)(*arguments, **named)
 
     def compute(self, *arguments: Any, **named: Any) -> Any:

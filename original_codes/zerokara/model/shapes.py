@@ -32,8 +32,6 @@ TensorShape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ModelShape:
-    """One model."""
-
     architecture: str
     """A key of `ARCHITECTURES`."""
     num_layers: int
@@ -89,7 +87,6 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: ModelSettings, vocab_size: int) -> ModelShape:
-        """The shape that a configuration and a tokenizer make."""
         return cls(
             architecture=config.architecture,
             seq_len=config.seq_len,
@@ -106,11 +103,9 @@ class ModelShape:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ModelShape:
-        """The inverse of `as_json`."""
         return TypeAdapter(cls).validate_python(values)
 
     def as_json(self) -> dict[str, Any]:
-        """The shape as JSON values."""
         return dict(TypeAdapter(ModelShape).dump_python(self, mode="json"))
 
     @property

@@ -68,7 +68,6 @@ class CheckpointSource:
 
     @property
     def averaged_folders(self) -> list[Path]:
-        """The checkpoints of these steps."""
         return [checkpoint.folder_of(self.run_dir, step) for step in self.averaged]
 
     def weights(self) -> Mapping[str, "Tensor"]:

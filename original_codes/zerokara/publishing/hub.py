@@ -35,8 +35,6 @@ LOGIN_HINT = "log in with `hf auth login`, or put a token with write access into
 
 @dataclass(frozen=True)
 class Uploaded:
-    """Result of an upload."""
-
     url: str
     commit: str
     private: bool

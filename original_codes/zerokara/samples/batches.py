@@ -71,7 +71,6 @@ class Batches:
         self.tokens, self.order, self.layout, self.rank, self._objective = tokens, order, layout, rank, objective
 
     def at(self, consumed: int) -> Iterator[Batch]:
-        """Yield the micro batches of the update at `consumed`."""
         return self._of(self.layout.positions(consumed, self.rank))
 
     def single_samples(self, consumed: int) -> Iterator[tuple[int, Batch]]:
@@ -100,7 +99,6 @@ class Window:
 
     @property
     def num_inputs(self) -> int:
-        """Number of input positions."""
         return self.end - self.begin - 1
 
 

@@ -110,5 +110,4 @@ class _Unpacked:
 
 
 def rounded_up(length: int) -> int:
-    """Round up to a multiple of `LENGTH_MULTIPLE`."""
     return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE

@@ -154,8 +154,6 @@ class Apportionment:
 
 @dataclass(frozen=True)
 class MixedStage:
-    """One stage of a mixture."""
-
     weights: tuple[int, ...]
     num_samples: int | None
     """None for a last stage that is as long as the run."""

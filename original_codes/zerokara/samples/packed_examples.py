@@ -159,7 +159,6 @@ class ExampleData(DataPlan):
         return cls(packed.prefix, (source,), packed.lengths, packed.seed, "shuffle", (), (), packed)
 
     def tokens(self) -> PackedExamples:
-        """Return the rows."""
         return self.packed
 
     def validation_batches(self, prefix: Path, max_tokens: int | None) -> ValidationBatches:

@@ -210,12 +210,10 @@ class DataPlan:
 
     @property
     def samples_per_part(self) -> list[int]:
-        """Samples of each part."""
         return [self.lengths.samples_in(part) for part in self._parts]
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples in one epoch of all sources."""
         return sum(self.samples_per_part)
 
     def tokens_of(self, epochs: float) -> int:
@@ -241,7 +239,6 @@ class DataPlan:
         return SampleOrder(self.samples_per_epoch, self.seed, self.kind)
 
     def tokens(self) -> Samples:
-        """Open the samples."""
         in_sequence = "sequential" in ({stage.kind for stage in self.stages} or {self.kind})
         return PackedTokens(self.prefix, self.lengths, self._parts, None if in_sequence else self.seed)
 

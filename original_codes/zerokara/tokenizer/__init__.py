@@ -16,5 +16,4 @@ WORK_NAME = "work.partial"
 
 
 def made_name(base_tokenizer: str) -> str:
-    """Return the name of the tokenizer's own file."""
     return JSON_NAME if base_tokenizer else MODEL_NAME

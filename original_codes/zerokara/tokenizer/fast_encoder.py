@@ -128,7 +128,6 @@ class EncoderChoice:
 
 
 def without_gigatoken(encoder: Encoder, reason: str) -> EncoderChoice:
-    """Choose the tokenizer's own library."""
     return EncoderChoice(encoder, f"{encoder.library} {version(encoder.library)}", reason)
 
 

@@ -34,8 +34,6 @@ class PieceType(IntEnum):
 
 
 class Piece(NamedTuple):
-    """One entry of the vocabulary."""
-
     text: str
     score: float
     type: PieceType
@@ -73,17 +71,14 @@ class ModelFile:
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """Pieces by id."""
         return [Piece(piece.piece, piece.score, PieceType(piece.type)) for piece in self._proto.pieces]
 
     def set_scores(self, scores: Mapping[int, float]) -> None:
-        """Replace the scores of pieces, by id."""
         for i, score in scores.items():
             self._proto.pieces[i].score = score
         self.__dict__.pop("pieces", None)
 
     def rename(self, names: Mapping[int, str]) -> None:
-        """Give pieces other names, by id."""
         for i, name in names.items():
             self._proto.pieces[i].piece = name
         self._proto.trainer_spec.unk_piece = self._proto.pieces[self.id_of["unk"]].piece
@@ -102,6 +97,5 @@ class ModelFile:
         self.append_controls(f"<extra_id_{i}>" for i in reversed(range(number)))
 
     def to_bytes(self) -> bytes:
-        """Return the content of the file."""
         self._proto.normalizer_spec.add_dummy_prefix = self.add_dummy_prefix
         return bytes(self._proto.SerializeToString(deterministic=True))

@@ -72,7 +72,6 @@ class Measures:
         }
 
     def __add__(self, other: "Measures") -> "Measures":
-        """Return the counts on two bodies of text together."""
         return Measures(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
@@ -90,7 +89,6 @@ class MeasuredTokenizer:
                 self.pieces[i] = text.replace(" ", SPACE_MARK)
 
     def uses(self, ids: Sequence[Ids]) -> Counts:
-        """Count the uses of each id."""
         return np.bincount(np.concatenate([np.zeros(0, dtype=np.int32), *ids]), minlength=len(self.pieces))
 
 
@@ -105,7 +103,6 @@ class Cell:
 
 
 def measure(tokenizer: MeasuredTokenizer, texts: Sequence[str]) -> Measures:
-    """Measure a tokenizer on texts."""
     encoder, lines = tokenizer.encoder, [line for text in texts for line in text.split("\n")]
     ids = encoder.encode_many(lines)
     counts = tokenizer.uses(ids)
@@ -189,7 +186,6 @@ class Report:
     longest: list[tuple[str, int]]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
         return asdict(self) | {"num_unused_pieces": len(self.unused_pieces)}
 
     def rows(self) -> list[tuple[str, str]]:

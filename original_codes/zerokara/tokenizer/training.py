@@ -110,7 +110,6 @@ def _empty(folder: Path) -> None:
 
 
 def num_threads(config: TokenizerConfig) -> int:
-    """Return the number of threads to train with."""
     return min(available_cores(), MAX_THREADS) if config.num_threads == "auto" else config.num_threads
 
 

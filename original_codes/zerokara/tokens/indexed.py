@@ -80,12 +80,10 @@ class TokenPaths:
 
 
 def bin_path(prefix: Path) -> Path:
-    """Path of the token ids."""
     return prefix.with_name(prefix.name + ".bin")
 
 
 def idx_path(prefix: Path) -> Path:
-    """Path of the index."""
     return prefix.with_name(prefix.name + ".idx")
 
 

@@ -47,8 +47,6 @@ class _Tally:
 
 @dataclass
 class SplitTally(_Tally):
-    """Contents of one split."""
-
     documents: int = 0
     tokens: int = 0
     """Including the end-of-document ids."""

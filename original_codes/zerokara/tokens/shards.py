@@ -59,8 +59,6 @@ class Job:
 
 @dataclass(slots=True)
 class RangeResult:
-    """Content of one range or block."""
-
     lines: int = 0
     """Lines (documents), good and bad, from which the line numbers of later ranges follow."""
     skipped: Counter[str] = field(default_factory=Counter)
@@ -75,8 +73,6 @@ class RangeResult:
 
 @dataclass
 class ShardResult:
-    """Contents of a finished shard."""
-
     name: str
     """Name of its task."""
     documents: int = 0
@@ -139,12 +135,10 @@ def begin_worker(job: Job) -> None:
 
 
 def write_shard_in_worker(task: ShardTask) -> ShardResult:
-    """Encode one task in a worker process."""
     return write_shard(task, _job)
 
 
 def write_shard(task: ShardTask, job: Job) -> ShardResult:
-    """Encode one task."""
     # No other process uses these names: the orphan of a killed run may be working on the same task, here or elsewhere.
     paths = [shard_path(job.folder, task.name, ending) for ending in (*ENDINGS, "json")]
     result = ShardResult(task.name)

@@ -21,7 +21,6 @@ Algorithm = Literal["adamw", "adafactor", "muon"]
 
 
 def algorithm_of(optimizer: str, name: str, shape: TensorShape) -> Algorithm:
-    """The algorithm by which an optimizer updates the parameter `name`."""
     if optimizer == "adafactor":
         return "adafactor"
     return "muon" if optimizer == "muon" and is_layer_matrix(name, shape) else "adamw"
@@ -48,7 +47,6 @@ def checkpoint_shapes(optimizer: str, shape: ModelShape) -> dict[str, TensorShap
 
 
 def checkpoint_bytes(optimizer: str, shape: ModelShape) -> int:
-    """Size of a whole model's checkpoint."""
     return 4 * sum(map(math.prod, checkpoint_shapes(optimizer, shape).values()))
 
 

@@ -108,7 +108,6 @@ class Optimizer(torch.optim.AdamW):
                 state.update({key: torch.zeros_like(place.tensor) for key in shapes})
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the rate of the next update."""
         for group in self.param_groups:
             group["lr"] = learning_rate * group["lr_scale"]
 

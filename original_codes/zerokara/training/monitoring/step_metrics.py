@@ -207,7 +207,6 @@ class Recorder:
                 self._trackers[name] = start()
 
     def record(self, line: dict[str, Any]) -> None:
-        """Write one line."""
         self._write(orjson.dumps(line) + b"\n")
         self.show(line["step"], _curves(line))
 

@@ -104,12 +104,10 @@ class MemoryForecast:
     teachers: int = 0  # their parameters together
 
     def with_settings(self, **changes: Any) -> "MemoryForecast":
-        """Return the forecast of the same run with other settings."""
         return replace(self, config=self.config.model_copy(update=changes))
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """Device on which the run computes."""
         return "cpu" if self.gpu_bytes is None else "cuda"
 
     @property

@@ -52,8 +52,6 @@ _COUNTED_DOCUMENTS = 100_000  # whose lengths are looked at
 
 @dataclass(frozen=True)
 class PlannedData:
-    """The data of a run."""
-
     training: DataPlan  # the training samples and their order
     objective: Objective | Pairs  # turns samples into model inputs and targets
     validation_batches: Callable[[Path, int | None], ValidationBatches]
@@ -166,12 +164,10 @@ class RunPlan:
 
     @cached_property
     def shape(self) -> ModelShape:
-        """The model."""
         return ModelShape.from_config(self.resolved, self.encoder.vocab_size)
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Length and learning rate."""
         return Schedule.from_config(self.resolved, *schedule.extent_of(self.data.training))
 
     @cached_property
@@ -186,12 +182,10 @@ class RunPlan:
 
     @property
     def run_dir(self) -> Path:
-        """The run folder."""
         return Path(self.resolved.output_model_dir)
 
     @property
     def processes_per_node(self) -> int:
-        """The processes of one machine."""
         return self.num_processes // self.nodes
 
     @property

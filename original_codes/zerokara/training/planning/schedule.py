@@ -89,7 +89,6 @@ class Schedule:
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens that one step trains on."""
         return self.config.global_batch * self.sample_tokens
 
     @property
@@ -99,7 +98,6 @@ class Schedule:
 
     @property
     def epochs(self) -> float:
-        """Epochs of the whole run."""
         return self.num_steps * self.config.global_batch / self.samples_per_epoch
 
     @property
