@@ -172,6 +172,14 @@ def test_a_lock_is_held_once_and_leaves_nothing(tmp_path: Path) -> None:
     assert file_lock.read_holder(path) is None
 
 
+def test_the_holder_of_another_machine_that_did_not_end_cleanly_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lock").write_bytes(b'{"pid": 7, "host": "node9"}')
+    with file_lock.held(tmp_path / "lock") as is_ours:
+        assert is_ours and "process 7 on node9 has not ended cleanly" in capsys.readouterr().out
+
+
 def test_the_file_is_open_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS locks nothing else: neither a folder nor what is open to be read only."""
     flock = fcntl.flock

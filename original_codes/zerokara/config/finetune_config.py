@@ -127,6 +127,10 @@ class FinetuneRunConfig(FinetuneConfig, RunConfig):
     """t5: tokens in a packed decoder target, as the examples need them; for a decoder 1."""
 
     @property
+    def generates_answers(self) -> bool:  # type: ignore[override]  # of each configuration
+        return self.metric != "loss"
+
+    @property
     def source_entries(self) -> tuple[str, ...]:
         return (", ".join(self.train_data),)  # one source
 

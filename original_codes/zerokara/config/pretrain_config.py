@@ -48,6 +48,8 @@ class RunConfig(TrainingSettings, ModelSettings):
 
     packs_examples: ClassVar[bool] = False
     """True if a sample holds whole examples, followed by padding."""
+    generates_answers: ClassVar[bool] = False
+    """True if validations hold a copy of the whole model, which answers."""
 
     @property
     def source_entries(self) -> tuple[str, ...]:

@@ -101,6 +101,9 @@ def assert_reads_all_of(text: str, fault: Fault) -> None:
         ("train_tokens: 1.5\n", ":1", "train_tokens", "whole number"),
         ("hidden_size: 12\n", ":1", "hidden_size", "even"),
         ("architecture: gpt2\nnum_kv_heads: 2\n", ":2", "num_kv_heads", "gpt2"),
+        ("architecture: gpt2\nhead_dim: 12\nhidden_size: 64\nnum_attn_heads: 8\n", ":2", "head_dim", "= 8 for"),
+        ("architecture: mixtral\nexperts_per_token: 1\n", ":2", "experts_per_token", "at least 2"),
+        ("architecture: llama\nmoe_layers: [1]\n", ":2", "moe_layers", "no experts"),
         ("architecture: t5\nintra_document_masking: true\n", ":2", "intra_document_masking", "t5"),
         ("architecture: t5\nrelative_attention_max_distance: 16\n", ":2", "relative_attention_max_distance", "16"),
         ("architecture: t5\nseq_len: 2\n", ":2", "seq_len", "at least 3"),
@@ -135,6 +138,7 @@ def test_a_fault_names_the_line_the_setting_and_the_rule(
         ("reserved_pieces: [<|a|>, <|a|>]\n", "reserved_pieces", "twice"),
         ("user_defined_symbols: [<|user|>]\n", "user_defined_symbols", "<|user|>"),
         ("add_dummy_prefix: true\nuser_defined_symbols: [a]\n", "add_dummy_prefix", "user_defined"),
+        ("add_dummy_prefix: true\nextra_ids: 100\n", "add_dummy_prefix", "extra_ids"),
     ],
 )
 def test_tokenizer_rules(tmp_path: Path, text: str, key: str, keyword: str) -> None:

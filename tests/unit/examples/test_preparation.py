@@ -305,6 +305,18 @@ def test_an_example_that_fills_a_row_is_kept_and_no_longer_one(
         prepared(tmp_path, encoder, [record], is_encoder_decoder=is_encoder_decoder, length=fits - 1, redo=True)
 
 
+def test_the_beginning_of_a_conversation_is_on_its_side(tmp_path: Path, encoder: Encoder) -> None:
+    """Where each turn of a chat is a line: with all turns before it."""
+    records = [conversation(f"the fox {n}", "b", "more", "c")["messages"] for n in range(60)]
+    parts = [{"messages": messages[:end]} for messages in records for end in (2, 4)]
+    files = prepared(tmp_path, encoder, parts, valid_fraction=0.1)
+    train, valid = (files.splits[split].texts_path.read_text(encoding="utf-8") for split in ("train", "valid"))
+    openings = [orjson.loads(line)["input"].partition("\n")[0] for line in valid.splitlines()]
+    assert len(openings) == 2 * len({*openings}) == 12
+    learned = {orjson.loads(line)["messages"][0]["content"] for line in train.splitlines()}
+    assert learned.isdisjoint(openings) and len(learned) == 54
+
+
 def test_cut_turns_go_with_their_answers_which_are_counted_and_told(tmp_path: Path, encoder: Encoder) -> None:
     records = [conversation("the fox " * 30, "two", "three", "four")]
     whole = prepared(tmp_path, encoder, records, length=500).train.counts
@@ -440,5 +452,7 @@ def test_a_prompt_that_is_cut_keeps_its_first_token_where_that_begins_every_text
     assert (cut.tolist(), answer.tolist(), fate) == ([1, *range(23, 30)], [5, 2], "cut")
     assert fit([read, learned], 9, "cut_prompt", False)[0][0].tolist() == [*range(22, 30)]
     turns = [read, learned, np.array([8, 20, 21], np.int32), learned]
+    whole = fit([np.array([1, 6, 7], np.int32), learned, *turns[2:]], 8, "cut_prompt", False, bos_id=1)[0]
+    assert [part.tolist() for part in whole] == [[1, 8, 20, 21], [5, 2]], "no half of a turn"
     for length, expected in ((5, [1, 8, 20, 21]), (4, [8, 20, 21]), (3, [1, 21])):  # where there is room, or a cut
         assert fit(turns, length, "cut_prompt", False, bos_id=1)[0][0].tolist() == expected

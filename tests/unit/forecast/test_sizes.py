@@ -101,6 +101,8 @@ def test_a_size_takes_the_place_of_the_users(planner: Planner) -> None:
     local = planner.local_plan(**size_settings("3M"))
     assert (local.shape.num_layers, local.shape.hidden_size) == (5, 192)
     assert planner.local_plan().shape.hidden_size == 48  # the configuration's own
+    of_experts = planner.config(**size_settings("1M"), architecture="t5_moe").resolved_sizes()
+    assert of_experts["num_layers"] == 2 and of_experts["moe_layers"] == (1,), "of every fourth the last"
     with pytest.raises(UserError, match="model_size"):
         planner.config(hidden_size="auto")
 

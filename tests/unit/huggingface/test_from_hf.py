@@ -45,7 +45,7 @@ VARIANTS = {
     "qwen3": ["num_kv_heads=2", "norm_epsilon=1e-6", "rope_scaling={rope_type: linear, factor: 2}"],
     "mistral": ["num_kv_heads=1", "head_dim=10"],
     "qwen2": ["num_kv_heads=2", "rope_theta=1000000.0", "head_dim=8"],
-    "smollm3": ["num_layers=5", "num_kv_heads=2", "rope_theta=5000000.0"],
+    "smollm3": ["num_layers=5", "num_kv_heads=2", "rope_theta=5000000.0", f"rope_scaling={YARN}"],
     "olmo2": ["num_kv_heads=2", "norm_epsilon=1e-6"],
     "mixtral": ["num_experts=3", f"rope_scaling={YARN}"],
     "qwen3_moe": ["moe_layers=[1]", "num_experts=3", "moe_ffn_hidden_size=16", f"rope_scaling={LLAMA3}"],
@@ -146,6 +146,7 @@ SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers":
         ("llama", "final_logit_softcapping", {"final_logit_softcapping": 30.0}),
         ("llama", "partial_rotary_factor", {"partial_rotary_factor": 0.5}),
         ("qwen2", "partial_rotary_factor", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+        ("t5", "decoder_start_token_id", {"decoder_start_token_id": 1}),
         ("olmo2", "rope_parameters", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
         *(
             ("llama", "architecture", {"model_type": name})
@@ -443,6 +444,9 @@ def test_an_export_keeps_context_and_generation_settings_of_the_model_that_it_co
     (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(theirs), encoding="utf-8")
     facts = from_hf.carried(tmp_path / "hf", settings.new_embeddings)
     assert facts["context_length"] == 256
+    exported(tmp_path / "t5", encoder, "architecture=t5")
+    edit(tmp_path / "t5" / "tokenizer_config.json", model_max_length=99)
+    assert from_hf.carried(tmp_path / "t5", "none")["context_length"] == 99, "config.json states none"
     assert from_hf.carried(tmp_path / "hf", "overlap")["generation"] == chosen, "their ids are other pieces here"
     trained = ModelShape.from_config(settings_of(tmp_path, *short), encoder.vocab_size).as_json()
     state = checkpoint.TrainingState(1, 1, 1, 1.0, trained, "", "", "fp32", facts)

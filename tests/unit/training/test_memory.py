@@ -19,6 +19,7 @@ from drawn_models import build
 
 from zerokara.base import resources
 from zerokara.base.errors import Fault, RunError, UserError
+from zerokara.config.finetune_config import FinetuneRunConfig
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.model import parallel
 from zerokara.model.shapes import ModelShape
@@ -180,6 +181,18 @@ def needed_on_gpu(changes: dict[str, Any]) -> float:
     forecast = MemoryForecast(config, ModelShape.from_config(config, 49_500), 1, 1, {}, 10**12, 80 * GB)
     needed = forecast.pools[0].needed_bytes - sum(forecast.uncounted.values())
     return needed / GB
+
+
+def test_validations_that_generate_answers_need_a_copy_of_the_model() -> None:
+    """Instead of activations: of a large model with small batches it is more."""
+    sizes = {"num_layers": 32, "hidden_size": 4096, "num_attn_heads": 32, "packed_length": 64, "precision": "bf16"}
+    given = {**sizes, "micro_batch_size": 1, "global_batch_size": 8, "zero_stage": 3, "optimizer": "adamw"}
+    configs = [FinetuneRunConfig(metric=metric, **given) for metric in ("loss", "accuracy")]
+    shape = ModelShape.from_config(configs[0], 32_000)
+    of_loss, of_answers = (MemoryForecast(each, shape, 8, 1, {}, 10**12, 80 * GB).pools[0] for each in configs)
+    rest = sum(of_loss.parts.values())
+    assert of_answers.needed_bytes == pytest.approx(rest + 2 * shape.num_parameters(), rel=0.01)
+    assert of_loss.needed_bytes < rest + shape.num_parameters()
 
 
 def test_main_memory_is_shared_and_beside_a_gpu_holds_what_is_offloaded_and_saved() -> None:

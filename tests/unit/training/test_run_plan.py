@@ -266,7 +266,7 @@ def test_its_file_gives_the_training_processes_the_same_plan(make: Make, tmp_pat
     assert read.data.training.identity() == plan.data.training.identity()
     read.write(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
-    for replaced in ("data_sha256", "tokenizer_sha256"):
+    for replaced in ("data_sha256", "tokenizer_sha256", "code_sha256"):
         (tmp_path / "again.json").write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), replaced: "0" * 64}))
         with pytest.raises(RunError, match="replaced"):
             read_plan(tmp_path / "again.json")

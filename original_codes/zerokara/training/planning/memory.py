@@ -131,13 +131,16 @@ class MemoryForecast:
         """Memory in which the run computes, and beside a GPU main memory."""
         state, activations, processes = state_bytes(self), min_activation_bytes(self), self.num_processes // self.nodes
         state |= {"loss": _loss_bytes(self), "teachers": self.number_bytes * self.teachers}
+        margin = ACTIVATION_MARGIN if self.gpu_bytes is None else self._gpu_margin
+        if self.config.generates_answers:  # a validation holds a whole copy of the model instead
+            activations = max(activations, int(self.number_bytes * self.shape.num_parameters() / margin))
         main = {"libraries": LIBRARY_BYTES}
         if self.gpu_bytes is None:
-            return [MemoryPool("memory", self.main_bytes, processes, main | state, activations)]
+            return [MemoryPool("memory", self.main_bytes, processes, main | state, activations, margin)]
         main |= {name: state.pop(name) for name in (SAVE_COPY, *OFFLOADED[self.config.offload]) if name in state}
         on_gpu = {**self.uncounted, **state}
         return [
-            MemoryPool("GPU memory", self.gpu_bytes, 1, on_gpu, activations, self._gpu_margin),
+            MemoryPool("GPU memory", self.gpu_bytes, 1, on_gpu, activations, margin),
             MemoryPool("main memory", self.main_bytes, processes, main),
         ]
 

@@ -1,6 +1,8 @@
 """Machines that train together: the role of each, with its endpoint; faults that keep them from it; who is lost."""
 
+import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -9,9 +11,10 @@ from unittest import mock
 
 import pytest
 from configs import config_of, fault_of
-from torch.distributed import HashStore
+from tiny import ROOT
+from torch.distributed import HashStore, PrefixStore
 
-from zerokara.base.errors import UserError
+from zerokara.base.errors import RunError, UserError
 from zerokara.training.nodes import agent, machines, rendezvous
 from zerokara.training.nodes.agent import Heartbeat
 from zerokara.training.nodes.machines import Endpoint, Machines
@@ -216,6 +219,52 @@ def test_a_request_that_hangs_is_a_lost_first_machine(quick: None) -> None:
     hangs.set()
     one.stop()
     other.stop()
+
+
+def first_of(number: int, command_to_join: str = "") -> Machines:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    return Machines(number, number, Endpoint("127.0.0.1", port), command_to_join=command_to_join)
+
+
+def test_a_task_of_slurm_that_never_comes_and_a_machine_that_leaves_end_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rendezvous, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(rendezvous, "LEAVE_SECONDS", 0.3)
+    with pytest.raises(RunError, match="1 machine of the Slurm step did not come"), join_rendezvous(first_of(2)):
+        pass
+    first = first_of(3, "the line for the others")
+    assert first.endpoint is not None
+    endpoint = first.endpoint
+
+    def come_and_leave() -> None:
+        store = PrefixStore("zerokara", rendezvous._connected(endpoint))
+        store.add("arrived", 1)
+        store.add("departed", 1)
+
+    monkeypatch.setattr(rendezvous, "CONNECT_SECONDS", 60.0)
+    other = threading.Thread(target=come_and_leave)
+    other.start()
+    with pytest.raises(RunError, match="a machine that had arrived has left"), join_rendezvous(first):
+        pass
+    other.join()
+
+
+def test_machines_whose_clocks_have_drifted_apart_do_not_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch drops one whose heartbeat looks old, and goes on with fewer than are enough."""
+    info = mock.Mock(store=HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(agent.DynamicRendezvousHandler, "next_rendezvous", lambda _: info)
+    handler = agent._Handler.__new__(agent._Handler)
+    handler.joined = mock.Mock(min_count=2)
+    with pytest.raises(RunError, match="clocks"):
+        handler.next_rendezvous()
+
+
+def test_a_job_that_returns_to_the_queue_takes_no_redo() -> None:
+    command = ["bash", "cluster/3_train.sbatch", "--config", "big.yaml", "--redo"]
+    found = subprocess.run(command, cwd=ROOT, env={**os.environ, "SLURM_SUBMIT_DIR": str(ROOT)}, capture_output=True)
+    assert found.returncode == 2 and b"would start over each time" in found.stderr
 
 
 @pytest.mark.parametrize(("option", "nodes"), [("join", 1), ("host", 1), ("host", "auto")])
