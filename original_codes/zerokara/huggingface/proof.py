@@ -4,7 +4,8 @@ Stock transformers, with the folder read back from disk, and our model, with the
 the export rounds them, compute the logits of the same samples in fp32, one after the other. transformers also continue
 prompts greedily with their cache; our model reads each prompt with its continuation in one forward pass, where each
 token must be the arg max. Two logits closer to each other than twice the allowed difference between the models are a
-*tie*: either may win, which is counted and is no fault.
+*tie*: either may win, which is counted and is no fault. So may either of two experts whose probabilities a router gives
+as equal up to rounding; what reads such a token is not compared.
 
 A model of any size is proved: the exported one stays in the precision and in the mapped files in which it was saved,
 ours stays in the checkpoint, and a layer of either has fp32 weights only while it computes (`layer_by_layer`).
@@ -30,6 +31,7 @@ from zerokara.base.progress import Progress
 from zerokara.huggingface import families, generation
 from zerokara.huggingface.tokenizer_proof import Proof
 from zerokara.model import builder, parallel
+from zerokara.model.experts import MixtureOfExperts
 from zerokara.model.shapes import ModelShape
 from zerokara.samples.objective import Objective, Prompt
 
@@ -40,6 +42,9 @@ SPREAD = 0.5
 """Standard deviation of the logits below which equality means little: flat logits agree whatever the rules."""
 MIN_POSITIONS, MAX_POSITIONS = 128, 2048
 """Tokens compared: a wrong rule shows at every one of them."""
+ROUTER_TIE = 1e-5
+"""Share of the probability of the last expert chosen by which the next one is smaller, and below which rounding may
+choose either."""
 FLOPS_BUDGET = 0.3e12
 """FLOPs of one forward pass over all of them: three seconds on two cores."""
 LOGITS_BUDGET = 32_000_000
@@ -106,17 +111,22 @@ def prove(
     faults, exported_BSV, bf16_BSV, greedy, sampled = _exported(folder, shape, dtype, texts, prompts)
     pairs = zip(prompts, greedy, strict=True)
     after = [Prompt(prompt.encoder_ids, [*prompt.decoder_ids, *tokens[:-1]]) for prompt, tokens in pairs]
-    expected_BSV, after_BSV = trained_logits(weights, shape, [texts, after], families.TORCH_DTYPES[dtype])
+    found = trained_logits(weights, shape, [texts, after], families.TORCH_DTYPES[dtype])
+    (expected_BSV, tied_BS), (after_BSV, after_tied_BS) = found
     fp32_BSV = expected_BSV[:, : bf16_BSV.shape[1]]
+    if not tied_BS.all() and exported_BSV.shape == expected_BSV.shape:
+        exported_BSV = expected_BSV.where(tied_BS[..., None], exported_BSV)
     difference, worst = _largest_difference(exported_BSV, expected_BSV)
     if not difference < TOLERANCE:
         faults.append(f"logits differ by {difference:.3g}, at most {TOLERANCE:g} is allowed; {worst}")
-    greedy_ties, greedy_faults = compare_greedy(prompts, greedy, after_BSV, 2 * TOLERANCE)
+    greedy_ties, greedy_faults = compare_greedy(prompts, greedy, after_BSV, after_tied_BS, 2 * TOLERANCE)
     std = float(expected_BSV.std())
     flat = f"the logits' standard deviation is {std:.2f}: equality means little for logits this flat"
+    tied = f"{int(tied_BS.sum()):,} positions read what a router chose by rounding, and are not compared"
     bf16_equal_BS = bf16_BSV.argmax(-1) == fp32_BSV.argmax(-1)
     facts = {
         "positions": sum(len(text.decoder_ids) for text in texts),
+        "positions_after_router_ties": int(tied_BS.sum()),
         "tolerance": TOLERANCE,
         "max_difference": difference,
         "logit_std": std,
@@ -128,7 +138,7 @@ def prove(
         # Stock transformers computing in bf16 against the trained weights, as they are saved, in fp32.
         "bf16_max_difference": _largest_difference(bf16_BSV, fp32_BSV)[0],
         "bf16_argmax_equal": float(bf16_equal_BS.float().mean()),
-        "notes": [flat] if std < SPREAD else [],
+        "notes": [*([flat] if std < SPREAD else []), *([tied] if tied_BS.any() else [])],
     }
     return Proof(facts, faults + greedy_faults), greedy, sampled
 
@@ -177,20 +187,41 @@ def trained_logits(
     shape: ModelShape,
     batches: Sequence[Sequence[Prompt]],
     rounded_to: torch.dtype = torch.float32,
-) -> list[Tensor]:
-    """Logits [B, S, V] in fp32 of our model, without the rows that pad the vocabulary; of its weights, rounded."""
+) -> list[tuple[Tensor, Tensor]]:
+    """Logits [B, S, V] in fp32 of our model, without the rows that pad the vocabulary; of its weights, rounded.
+
+    Beside those of each batch stands where they depend on a tie of a router, [B, S].
+    """
     parallel.start_alone()
     with torch.device("meta"):
         model = builder.build(shape).eval()
-    found = []
+    found, ties = [], list[tuple[bool, Tensor]]()
+    for name, part in model.named_modules():
+        if isinstance(part, MixtureOfExperts) and part.top_k < part.num_experts:
+            is_encoder = name.startswith("encoder.")
+            part.register_forward_hook(
+                lambda layer, read, _, of=is_encoder: ties.append((of, _router_ties(layer, *read)))
+            )
     with (
         layer_by_layer(model, lambda name, _: weights[name].to(rounded_to), "proof, trained model", len(batches)),
         torch.inference_mode(),
     ):
         for texts in batches:
             ids, named = generation.arguments(texts, device(), "encoder_attention_mask_BS", "decoder_input_ids_BT")
-            found.append(model(ids, **named)[..., : shape.vocab_size].float().cpu())
+            logits_BSV = model(ids, **named)[..., : shape.vocab_size].float().cpu()
+            tied_BS = torch.zeros(logits_BSV.shape[:2], dtype=torch.bool)
+            for of_encoder, tie_BS in ties:  # a decoder reads all that its encoder has read, and all before a token
+                tied_BS |= tie_BS.any(dim=1, keepdim=True) if of_encoder else tie_BS.cummax(dim=1).values
+            ties.clear()
+            found.append((logits_BSV, tied_BS))
     return found
+
+
+def _router_ties(layer: MixtureOfExperts, hidden_SBD: Tensor, *_: Any) -> Tensor:
+    """Where a router chooses between two experts by rounding, [B, S]."""
+    scores_SBX = torch.nn.functional.linear(hidden_SBD.float(), layer.router.weight.float()).softmax(dim=-1)
+    last_SB, next_SB = scores_SBX.topk(layer.top_k + 1).values[..., -2:].unbind(-1)
+    return (last_SB - next_SB < ROUTER_TIE * last_SB).transpose(0, 1).cpu()
 
 
 def _largest_difference(found_BSV: Tensor, expected_BSV: Tensor) -> tuple[float, str]:
@@ -206,16 +237,19 @@ def _largest_difference(found_BSV: Tensor, expected_BSV: Tensor) -> tuple[float,
 
 
 def compare_greedy(
-    prompts: Sequence[Prompt], greedy: Sequence[list[int]], after_BSV: Tensor, tie: float
+    prompts: Sequence[Prompt], greedy: Sequence[list[int]], after_BSV: Tensor, tied_BS: Tensor, tie: float
 ) -> tuple[int, list[str]]:
     """Compare each token that transformers chose with the arg max of our model there; returns ties and faults.
 
-    `after_BSV`: the logits of each prompt with what was generated after it.
+    `after_BSV`: the logits of each prompt with what was generated after it; `tied_BS`: where a router's tie ends the
+    comparison.
     """
     ties, faults = 0, []
-    for prompt, tokens, logits_SV in zip(prompts, greedy, after_BSV, strict=True):
+    for prompt, tokens, logits_SV, tied_S in zip(prompts, greedy, after_BSV, tied_BS, strict=True):
         start = len(prompt.decoder_ids) - 1
         for at, (token, row_V) in enumerate(zip(tokens, logits_SV[start : start + len(tokens)], strict=True)):
+            if tied_S[start + at]:
+                break
             best = int(row_V.argmax())
             if token < len(row_V) and float(row_V[best] - row_V[token]) <= tie:
                 ties += token != best

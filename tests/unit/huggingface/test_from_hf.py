@@ -27,11 +27,12 @@ from zerokara.config.loading import load
 from zerokara.config.model import ARCHITECTURES
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.evaluation.inputs import check_folder
-from zerokara.huggingface import families, from_hf, to_hf
+from zerokara.huggingface import families, from_hf, proof, to_hf
 from zerokara.huggingface.new_vocabulary import NewVocabulary, new_vocabulary
 from zerokara.model import builder, parallel
 from zerokara.model.shapes import ModelShape
 from zerokara.publishing.checkpoint_source import CheckpointSource
+from zerokara.samples.objective import Prompt
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.hugging_face import CONFIG_NAME, JSON_NAME, open_encoder
 
@@ -561,3 +562,34 @@ def test_a_tokenizer_json_is_compared_by_its_ids(tmp_path: Path) -> None:
     fault = fault_of(settings, open_encoder(tmp_path / "more.json", "<|endoftext|>"), "input_tokenizer_file")
     assert f"has {of_model.vocab_size + 1} pieces, the model in {tmp_path / 'hf'} {of_model.vocab_size}" in fault.rule
     assert f"<one more> (id {of_model.vocab_size})" in fault.rule and "resize_token_embeddings" in fault.remedy
+
+
+@pytest.mark.parametrize(("architecture", "is_encoder_decoder"), [("mixtral", False), ("switch", True)])
+def test_what_a_router_chooses_by_rounding_is_not_compared(
+    tmp_path: Path, encoder: Encoder, monkeypatch: pytest.MonkeyPatch, architecture: str, is_encoder_decoder: bool
+) -> None:
+    """Two experts are chosen alike here, and one of them first in the export."""
+    settings = exported(tmp_path, encoder, f"architecture={architecture}", *VARIANTS[architecture])
+    shape = ModelShape.from_config(settings, encoder.vocab_size)
+    weights = dict(from_hf.open_weights(tmp_path, shape))
+    content = load_file(tmp_path / "model.safetensors")
+    routers = [weights[name] for name in sorted(weights) if re.match(r"decoder.*router\.weight", name)]
+    routers[-1][1] = routers[-1][0]  # of the decoder's last layer
+    gates = [content[name] for name in sorted(content) if re.match(r"(?!encoder).*(gate|classifier)\.weight", name)]
+    assert len(gates) == len(routers) > 0
+    gates[-1][1] = gates[-1][0] * (1 + 2e-7)
+    ids = torch.randint(4, 500, (16, 16), generator=torch.Generator().manual_seed(1)).tolist()
+    texts = [Prompt(row if is_encoder_decoder else [], [3, *row[1:]] if is_encoder_decoder else row) for row in ids]
+
+    def proved() -> proof.Proof:
+        save_file(content, tmp_path / "model.safetensors", {"format": "pt"})
+        return proof.prove(tmp_path, weights, shape, "fp32", texts, texts[:1])[0]
+
+    found = proved()
+    tied = found.facts["positions_after_router_ties"]
+    assert not found.faults and 0 < tied < found.facts["positions"]
+    monkeypatch.setattr(proof, "ROUTER_TIE", 0.0)
+    assert "logits differ" in str(proved().faults)
+    monkeypatch.undo()
+    gates[-1].mul_(-1)
+    assert "logits differ" in str(proved().faults), "no rounding"

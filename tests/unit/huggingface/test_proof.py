@@ -33,8 +33,10 @@ def test_a_large_model_is_proved_on_fewer_tokens() -> None:
 def test_each_greedy_token_is_compared_with_our_arg_max() -> None:
     # After the prompt [8, 9] the arg max is 1, then 2, then 0 and 2 alike.
     logits_BSV = torch.tensor([[[9.0, 0, 0], [0, 1, 0], [0, 0, 1], [1.0, 0, 1 - 1e-4]]])
-    prompts = [Prompt([], [8, 9])]
-    assert proof.compare_greedy(prompts, [[1, 2, 0]], logits_BSV, 2e-4) == (0, [])
-    assert proof.compare_greedy(prompts, [[1, 2, 2]], logits_BSV, 2e-4) == (1, [])
-    ties, faults = proof.compare_greedy(prompts, [[1, 0, 1]], logits_BSV, 2e-4)
+    prompts, tied_BS = [Prompt([], [8, 9])], torch.zeros(1, 4, dtype=torch.bool)
+    assert proof.compare_greedy(prompts, [[1, 2, 0]], logits_BSV, tied_BS, 2e-4) == (0, [])
+    assert proof.compare_greedy(prompts, [[1, 2, 2]], logits_BSV, tied_BS, 2e-4) == (1, [])
+    ties, faults = proof.compare_greedy(prompts, [[1, 0, 1]], logits_BSV, tied_BS, 2e-4)
     assert ties == 0 and len(faults) == 1 and "token 1" in faults[0]
+    tied_BS[0, 2] = True
+    assert proof.compare_greedy(prompts, [[1, 0, 1]], logits_BSV, tied_BS, 2e-4) == (0, [])
