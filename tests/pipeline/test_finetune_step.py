@@ -106,7 +106,7 @@ def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> N
     assert f"{run_dir}/{named} " in converted.stdout and f"{named} is exported" in converted.stdout
     shutil.rmtree(run_dir / "global_step999")
     card = Path(f"{run_dir}_hf", "README.md").read_text(encoding="utf-8")
-    assert "do_sample" not in card, "it answers as it was scored"
+    assert "do_sample=False)" in card, "it answers as it was scored"
     assert "model-index" in card and f"{record.test.value:.2%}" in card
     assert 'tokenizer("Review: sun\\nVerdict:\\n", return_tensors="pt")' in card and "0: bad, 1: good" in card
     assert exported_folder.proved(Path(f"{run_dir}_hf")).facts["finetuning"]["label_words"] == made_tasks.LABELS

@@ -55,9 +55,6 @@ def held(path: Path, seconds: float = 0.0) -> Iterator[bool]:
     deadline = time.monotonic() + seconds
     while not (file := _locked(path)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    if file and holder and not holder.is_here:
-        unclear = "has not ended cleanly, or runs, and this file system has locks within one machine alone"
-        print(f"{path.parent}: {holder} {unclear}: make sure that it is gone", flush=True)
     try:
         yield file is not None
     finally:
@@ -108,6 +105,9 @@ def _locked(path: Path) -> IO[bytes] | None:
     if not _is_linked(file, path):  # its holder has just ended and deleted it, and another file may have the name
         file.close()
         return _locked(path)
+    if (left := read_holder(path)) and not left.is_here:
+        unclear = "has not ended cleanly, or runs, and this file system has locks within one machine alone"
+        print(f"{path.parent}: {left} {unclear}: make sure that it is gone", flush=True)
     file.truncate(0)
     file.write(orjson.dumps(Holder(os.getpid(), socket.gethostname())._asdict()))
     file.flush()

@@ -55,8 +55,8 @@ class ExampleSettings(Settings):
     """messages: system message put before each conversation that has none; empty for none. The export names it."""
     overlong: Overlong = "fail"
     """What happens to examples longer than packed_length: `fail`, `drop`, or `cut_prompt`, which cuts off the beginning
-    of the prompt (of a conversation the oldest turns, with the system message). An answer that is too long by itself is
-    an error, unless this is `drop`. Test examples are treated alike."""
+    of the prompt (a decoder's conversation first loses its oldest turns, with the system message). An answer that is
+    too long by itself is an error, unless this is `drop`. Test examples are treated alike."""
     packed_length: PositiveInt | Auto = "auto"
     """Tokens in a training sequence, which holds several examples, each with its own attention and positions; for t5
     the length of the encoder input. `auto` is the model's context length, at most 1,024."""

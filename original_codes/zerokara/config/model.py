@@ -326,11 +326,6 @@ class ModelSettings(Settings):
             if made["experts_per_token"] > self.num_experts:
                 rule = f"must be at most num_experts = {self.num_experts}"
                 yield self.fault("experts_per_token", rule, reads=["num_experts"])
-        else:
-            for key in ("moe_layers", "experts_per_token", "moe_ffn_hidden_size"):
-                if getattr(self, key) != "auto":
-                    rule = f"has no effect for {architecture}, which has no experts"
-                    yield self.fault(key, rule, "auto", ["architecture"])
         if self.architecture == "switch":
             if made["experts_per_token"] != 1:
                 remedy = "auto, or take architecture: t5_moe"

@@ -171,17 +171,17 @@ class Example(NamedTuple):
     messages: tuple[Message, ...]
 
     @property
-    def keys(self) -> tuple[int, int]:
-        """Hashes of the input, by which two examples have the same text, and of it and the answer.
+    def keys(self) -> tuple[int, int, int]:
+        """Hashes of the opening, of input and answer, and of the input.
 
-        Of a conversation the first hash is of the user's first turn: one may be the beginning of another. White space,
-        and whether Unicode is composed, make no difference.
+        The opening of a conversation is the user's first turn, since one may be the beginning of another; else it is
+        the input. White space, and whether Unicode is composed, make no difference.
         """
         opening = next((turn["content"] for turn in self.messages if turn["role"] == "user"), self.input)
-        content = opening, f"{self.input} \0 {self.answer}"
+        content = opening, f"{self.input} \0 {self.answer}", self.input
         texts = (" ".join(composed(text).split()).encode() for text in content)
-        one, both = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts)
-        return one, both
+        first, both, whole = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts)
+        return first, both, whole
 
 
 @dataclass(frozen=True)

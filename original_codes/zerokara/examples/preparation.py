@@ -166,7 +166,7 @@ def _check_counts(config: FinetuneRunConfig, paths: ExamplePaths, counts: Mappin
         enough = math.ceil(1000 * bad / lines) / 1000
         first = orjson.loads(paths.quarantine.read_bytes().partition(b"\n")[0])
         place = f"{first['file']}:{first['line']}: {first['reason']}"
-        rule = f"{bad:,} of {lines:,} lines hold no example ({100 * bad / lines:.3g} %), the first at {place}"
+        rule = f"{bad:,} of {lines:,} lines hold no example ({100 * bad / lines:.3g} %); a first one is at {place}"
         remedy = f"each is listed in {paths.quarantine}; repair them, or set max_bad_fraction to {enough:g}"
         raise UserError(config.fault("max_bad_fraction", rule, remedy))
     faults = []
@@ -275,7 +275,7 @@ class _Splitter:
                     self._refuse(record, example)
                 else:
                     try:
-                        self._add(record, example, outputs[0 if self.drawn.isdisjoint(example.keys) else -1])
+                        self._add(record, example, outputs[0 if self.drawn.isdisjoint(example.keys[:2]) else -1])
                     except Unlearnable as error:
                         self._refuse(record, error)
             if more := self.num_refused - len(self.faults):
@@ -290,7 +290,7 @@ class _Splitter:
         if fate == "dropped":
             return
         output.write(fitted)
-        learned, key = fitted[1::2], example.keys[0]
+        learned, key = fitted[1::2], example.keys[2]
         counts.tokens += sum(map(len, fitted))
         counts.learned_tokens += sum(map(len, learned))
         counts.cut_learned_tokens += sum(map(len, segments[1::2])) - sum(map(len, learned))
@@ -323,15 +323,15 @@ class _Splitter:
 
     def _draw(self, progress: Progress) -> None:
         """Draw examples for validation, by their keys: at most the share asked for, but one if it is less than one."""
-        pairs = array("Q")
+        triples = array("Q")
         for _, example in self._examples(self.files["train"], progress):
             if isinstance(example, Example):
-                pairs.extend(example.keys)
-        keys = np.array(pairs, dtype=np.uint64).reshape(-1, 2)
+                triples.extend(example.keys)
+        keys = np.array(triples, dtype=np.uint64).reshape(-1, 3)
         wanted = max(1, int(self.config.valid_fraction * len(keys) + 1e-9))
         _, group, sizes = np.unique(keys[:, 0], return_inverse=True, return_counts=True)
         is_common = sizes[group] > min(wanted, max(1, MAX_INPUT_SHARE * len(keys)))
-        self.keys.extend(set(keys[is_common, 0].tolist()))
+        self.keys.extend(set(keys[is_common, 2].tolist()))
         distinct, counts = np.unique(np.where(is_common, keys[:, 1], keys[:, 0]), return_counts=True)
         order = np.random.default_rng(self.config.seed).permutation(len(distinct))[:-1]  # never all
         for key, count in zip(distinct[order].tolist(), counts[order].tolist(), strict=True):

@@ -72,7 +72,7 @@ def check_source(
         raise UserError(fault("architecture", rule, f"set architecture: {name}" if name else _KNOWN))
     faults = _differences(folder, shape, hf_config, stored, fault)
     start = read_json(folder / model_folder.CONFIG).get("decoder_start_token_id")
-    if shape.traits.is_encoder_decoder and start not in (None, encoder.pad_id):
+    if shape.traits.is_encoder_decoder and new_embeddings == "none" and start not in (None, encoder.pad_id):
         rule = f"must be {encoder.pad_id}, the tokenizer's <pad>, with which every decoder begins here"
         faults.append(Fault(str(folder / model_folder.CONFIG), rule, "decoder_start_token_id", start))
     if new_embeddings == "none":

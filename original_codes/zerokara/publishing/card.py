@@ -150,7 +150,10 @@ def usage(model: dict[str, Any], name: str, prompt: str, is_tuned: bool = False)
     No pipeline: transformers 5 has none for encoder-decoders. They run under transformers 4 and 5 alike.
     """
     auto_class, asked = model["auto_class"], json.dumps(prompt, ensure_ascii=False)
-    inputs, how = f'tokenizer({asked}, return_tensors="pt")', "" if is_tuned else ", do_sample=True, top_p=0.95"
+    inputs, how = (
+        f'tokenizer({asked}, return_tensors="pt")',
+        f", do_sample={not is_tuned}" + ", top_p=0.95" * (not is_tuned),
+    )
     if model.get("converses"):
         options = 'add_generation_prompt=True, return_tensors="pt", return_dict=True'
         said = {"system": model.get("system_prompt"), "user": prompt}

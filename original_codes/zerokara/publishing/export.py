@@ -156,7 +156,8 @@ def prompts_for(
         documents = [given for text in documents if (given := tuned.input_of(text)) != text] or documents[::2]
     has_span = source.config.traits.is_encoder_decoder and not source.config.packs_examples
     thirds = documents[:: max(1, len(documents) // 3)][:3]
-    return resolved(source.config.sample_prompts) or beginnings(thirds, has_span)
+    own = () if tuned and tuned.task == "messages" else resolved(source.config.sample_prompts)  # with tokens of turns
+    return own or beginnings(thirds, has_span)
 
 
 def _failed(faults: list[str], facts: dict[str, Any], partial: Path, folder: Path) -> RunError:

@@ -142,12 +142,12 @@ def prompts(folder: Path, settings: "ConvertSettings") -> list[str]:
 
     Those of a fine-tuned model are inputs, without the template around them.
     """
-    if settings.test_prompt_text != "auto":
-        return list(settings.test_prompt_text)
     record, tuned = folder / manifest.NAME, facts.read(folder)
     samples = manifest.read(record).facts.get("samples", []) if record.exists() else []
-    chosen = [tuned.input_of(sample["prompt"]) if tuned else sample["prompt"] for sample in samples]
-    return chosen or ["1, 2, 3,"]
+    chosen = [sample["prompt"] for sample in samples] or ["1, 2, 3,"]
+    if settings.test_prompt_text != "auto":
+        chosen = list(settings.test_prompt_text)
+    return [tuned.input_of(text) for text in chosen] if tuned else chosen
 
 
 def files(export: manifest.Manifest) -> list[manifest.FileRecord]:

@@ -51,7 +51,9 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
     own, settings = model.model.generation_config.to_diff_dict(), dict[str, Any]()
     converses, turns, tuned = bool(model.tokenizer.chat_template), list[Message](), facts.read(folder)
     is_scored = tuned and not converses  # by its most likely answers
-    if not own.get("do_sample") and (options.temperature or not is_scored):  # drawn as step 4's samples are
+    if is_scored and not options.temperature:
+        settings = {"do_sample": False, "repetition_penalty": 1.0}
+    elif not own.get("do_sample"):  # drawn as step 4's samples are
         settings = {"do_sample": True, "top_k": 0, **SAMPLING}
     if options.temperature is not None:
         settings = {**settings, "temperature": options.temperature} if options.temperature else {"do_sample": False}

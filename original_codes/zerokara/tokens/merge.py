@@ -37,7 +37,7 @@ CHECKPOINT_BYTES = 256 * 1024 * 1024
 NUM_THREADS = 8
 COPIED = "copied"
 """Ending of the lengths of a shard that is in the merged files."""
-SPLIT_NAME = "split.json"
+SPLIT_NAME = "merge.json"
 _CHUNK_BYTES = 1024 * 1024
 _UNFINISHED_NAMES = ("train.bin", "train.idx", "valid.bin", "valid.idx")
 """Names in the work folder of the files of both splits, as in `TokenPaths.splits`."""

@@ -171,8 +171,7 @@ def _newest_at_end(plan: RunPlan, code: int, commands: Commands) -> Path:
         from_where = f" from the newest checkpoint in {run_dir}" if checkpoint.all_steps(run_dir) else ""
         rule = f"training ended with exit code {code}; the messages above say why. To resume{from_where}"
         raise RunError(f"{rule}: {commands.resume}")
-    folders = (checkpoint.folder_of(run_dir, step) for step in reversed(checkpoint.all_steps(run_dir)))
-    newest = next(filter(checkpoint.check_sizes, folders), None)  # hashed as they were written
+    newest = checkpoint.newest_complete(run_dir)
     state = checkpoint.read_state(newest) if newest else None
     if newest and state and state.step >= plan.schedule.num_steps:
         return newest
@@ -193,7 +192,11 @@ def evaluate(plan: RunPlan, earlier: EarlierRun | None, name: str) -> None:
     refuse(earlier_run.resume_faults(plan, earlier) if earlier else [])
     folder = run_folder.find_checkpoint(plan, name)
     plan = auto_settings.on_this_machine(plan, earlier)
-    tokens, processes = count_text(plan.data.num_valid_tokens), plural(plan.num_processes, "process", "processes")
+    most = plan.data.num_valid_tokens if plan.resolved.eval_tokens == "all" else plan.resolved.eval_tokens
+    tokens, processes = (
+        count_text(min(most, plan.data.num_valid_tokens)),
+        plural(plan.num_processes, "process", "processes"),
+    )
     log(f"{plan.task.title}, evaluate: {folder} on {tokens} tokens, {processes}")
     print(f"  {plan.devices.text(plan.num_processes)}")
     if code := spawn(plan, "evaluate", str(folder)):

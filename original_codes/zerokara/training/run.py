@@ -239,7 +239,8 @@ def _comparable(plan: RunPlan, state: TrainingState, log: Callable[[str], None])
     and validations of another text, or by another metric."""
     config, facts = plan.resolved, state.facts
     metric, *answers = (getattr(config, key, "loss") for key in ("metric", "eval_examples", "max_new_tokens"))
-    text = f"{config.eval_tokens} tokens of {plan.data.valid_sha256}"
+    reads_all = config.eval_tokens == "all" or config.eval_tokens >= plan.data.num_valid_tokens
+    text = f"{'all' if reads_all else config.eval_tokens} tokens of {plan.data.valid_sha256}"
     measure = metric if metric == "loss" else f"{metric} of {answers[0]} answers of {answers[1]} tokens"
     if facts.get(checkpoint.VALID_FACT) == f"{metric}, {text}":  # of an earlier version, without the answers
         measure = metric

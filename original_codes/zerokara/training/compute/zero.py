@@ -47,7 +47,8 @@ _MPU = types.SimpleNamespace(  # functions: DeepSpeed keeps the first `mpu` that
     get_data_parallel_world_size=parallel.data_size,
     get_data_parallel_group=parallel.data_group,
 )
-"""The groups; without it DeepSpeed makes a second group of all processes."""
+"""The groups by the names that DeepSpeed (0.19.8, utils/groups.py and bwc.py) asks for, where megatron-core says
+get_tensor_model_parallel_*; without it DeepSpeed makes a second group of all processes."""
 
 
 def _mark_not_finite(norm: Tensor, **_: Any) -> None:

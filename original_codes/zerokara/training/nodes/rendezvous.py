@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import orjson
 from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 
 from zerokara.base import manifest
+from zerokara.base.durable import made_folder
 from zerokara.base.errors import Fault, RunError, Stopped, UserError, refuse
 from zerokara.base.progress import bytes_text, plural
 from zerokara.base.resources import free_bytes
@@ -117,19 +119,18 @@ class Rendezvous:
 
         Each leaves a file in the folder, and looks for those of the others.
         """
-        run_dir.mkdir(parents=True, exist_ok=True)  # asks the server; NFS may recall for long that it was not there
         own = run_dir / f".{secrets.token_hex(8)}.partial"
-        own.write_bytes(b"")
-        probes = [own.with_name(name) for name in self.gather("probe", own.name)]
-        visible = [index for index, probe in enumerate(probes) if probe.exists()]
-        self.gather("looked")
-        self.folder_owner = visible[0]
+        with made_folder(run_dir):  # asks the server; NFS may recall for long that it was not there
+            try:
+                own.write_bytes(b"")
+                probes = [own.with_name(name) for name in self.gather("probe", own.name)]
+                self.folder_owner = next(index for index, probe in enumerate(probes) if probe.exists())
+                self.gather("looked")
+            finally:
+                own.unlink(missing_ok=True)
         if self.folder_owner != self.index:
             print(f"the run folder {run_dir} is shared with machine {self.folder_owner}", flush=True)
-            return False
-        for index in visible:
-            probes[index].unlink(missing_ok=True)
-        return True
+        return self.folder_owner == self.index
 
 
 @contextlib.contextmanager
@@ -153,6 +154,10 @@ def join_rendezvous(machines: Machines) -> Iterator[Rendezvous]:
         server = _connected(endpoint)
     store, leaves = PrefixStore("zerokara", server), True
     rendezvous = Rendezvous(store, endpoint, address_towards(endpoint.host), 0, machines.min_number)
+
+    def has_changed(count: int) -> bool:
+        return store.add("arrived", 0) >= count or store.add("departed", 0) > 0
+
     try:
         if machines.is_first:
             count = 1
@@ -160,7 +165,7 @@ def join_rendezvous(machines: Machines) -> Iterator[Rendezvous]:
                 # Slurm starts all at once; people come later.
                 seconds = float("inf") if machines.command_to_join else CONNECT_SECONDS
                 seconds = seconds if count < machines.min_number else GRACE_SECONDS
-                if not wait_until(lambda: store.add("arrived", 0) >= count, seconds):  # noqa: B023  # called at once
+                if not wait_until(partial(has_changed, count), seconds):
                     break
                 if store.add("departed", 0):
                     raise RunError("a machine that had arrived has left; see what it printed, and start all again")

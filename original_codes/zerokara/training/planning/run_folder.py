@@ -166,7 +166,8 @@ def find_checkpoint(plan: RunPlan, name: str) -> Path:
         checkpoint.check(folder)
     state = checkpoint.read_state(folder)
     other = "tokenizer" if state.tokenizer_sha256 != plan.encoder.sha256 else ""
-    if other := "model" if ModelShape.from_json(state.shape) != plan.shape else other:
+    shapes = {replace(shape, init_std=0.0) for shape in (ModelShape.from_json(state.shape), plan.shape)}
+    if other := "model" if len(shapes) > 1 else other:
         raise UserError(Fault(where=str(folder), rule=f"belongs to another {other} than that of the configuration"))
     return folder
 

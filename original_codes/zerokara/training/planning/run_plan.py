@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -307,8 +308,8 @@ class RunPlan:
 def code_sha256() -> str:
     """Hash of the code of this package: processes that start again, days later, must not run other code."""
     root, code = Path(__file__).resolve().parents[2], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    for name in sorted(glob("**/*.py", root_dir=root, recursive=True)):  # no hidden ones, as those of editors
+        code.update(f"{name}\0".encode() + (root / name).read_bytes())
     return code.hexdigest()
 
 
