@@ -58,7 +58,7 @@ def test_two_machines_train_what_one_process_trains(
     for each in found:
         rounding.assert_same_weights(each.weights, alone.weights, at_step=len(alone.losses))
     assert ("is shared with machine 0" in run.log(1)) == shared
-    assert ("hierarchical: each 2 ranks" in run.log(0)) == (by_two and settings["zero_stage"] == "3")
+    assert ("hierarchical: every 2 ranks" in run.log(0)) == (by_two and settings["zero_stage"] == "3")
     if by_two:
         one = train(hosts[:1], name="by two", **settings)
         assert one.wait() == [0], one.log(0)

@@ -4,6 +4,8 @@ import errno
 import fcntl
 import os
 import stat
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,19 @@ def test_the_holder_of_another_machine_that_did_not_end_cleanly_is_told(
     (tmp_path / "lock").write_bytes(b'{"pid": 7, "host": "node9"}')
     with file_lock.held(tmp_path / "lock") as is_ours:
         assert is_ours and "process 7 on node9 has not ended cleanly" in capsys.readouterr().out
+
+    def end_cleanly() -> None:
+        time.sleep(0.2)
+        (tmp_path / "lock").unlink()
+        file.close()
+
+    with open(tmp_path / "lock", "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(b'{"pid": 7, "host": "node9"}')
+        file.flush()
+        threading.Thread(target=end_cleanly).start()
+        with file_lock.held(tmp_path / "lock", 30.0) as is_ours:
+            assert is_ours and not capsys.readouterr().out
 
 
 def test_the_file_is_open_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,23 +150,21 @@ def usage(model: dict[str, Any], name: str, prompt: str, is_tuned: bool = False)
     No pipeline: transformers 5 has none for encoder-decoders. They run under transformers 4 and 5 alike.
     """
     auto_class, asked = model["auto_class"], json.dumps(prompt, ensure_ascii=False)
-    inputs, how = (
-        f'tokenizer({asked}, return_tensors="pt")',
-        f", do_sample={not is_tuned}" + ", top_p=0.95" * (not is_tuned),
-    )
+    inputs, how = f'tokenizer({asked}, return_tensors="pt")', "do_sample=True, top_p=0.95"
+    if is_tuned and not model.get("converses"):
+        how = "do_sample=False"
     if model.get("converses"):
         options = 'add_generation_prompt=True, return_tensors="pt", return_dict=True'
         said = {"system": model.get("system_prompt"), "user": prompt}
         turns = [{"role": role, "content": text} for role, text in said.items() if text]
         inputs = f"tokenizer.apply_chat_template({json.dumps(turns, ensure_ascii=False)}, {options})"
-        how = ", do_sample=True, top_p=0.95"
     return [
         f"from transformers import {auto_class}, AutoTokenizer",
         f"name = {json.dumps(name, ensure_ascii=False)}",
         "tokenizer = AutoTokenizer.from_pretrained(name)",
         f"model = {auto_class}.from_pretrained(name)",
         f"inputs = {inputs}",
-        f"output = model.generate(**inputs, max_new_tokens=50{how})",
+        f"output = model.generate(**inputs, max_new_tokens=50, {how})",
         # Sentinel tokens are special tokens, and tell which masked span the text after them fills.
         f"print(tokenizer.decode(output[0], skip_special_tokens={is_tuned or model['task'] == 'text-generation'}))",
     ]

@@ -192,11 +192,9 @@ def evaluate(plan: RunPlan, earlier: EarlierRun | None, name: str) -> None:
     refuse(earlier_run.resume_faults(plan, earlier) if earlier else [])
     folder = run_folder.find_checkpoint(plan, name)
     plan = auto_settings.on_this_machine(plan, earlier)
-    most = plan.data.num_valid_tokens if plan.resolved.eval_tokens == "all" else plan.resolved.eval_tokens
-    tokens, processes = (
-        count_text(min(most, plan.data.num_valid_tokens)),
-        plural(plan.num_processes, "process", "processes"),
-    )
+    there, most = plan.data.num_valid_tokens, plan.resolved.eval_tokens
+    tokens = count_text(there if most == "all" else min(most, there))
+    processes = plural(plan.num_processes, "process", "processes")
     log(f"{plan.task.title}, evaluate: {folder} on {tokens} tokens, {processes}")
     print(f"  {plan.devices.text(plan.num_processes)}")
     if code := spawn(plan, "evaluate", str(folder)):

@@ -498,6 +498,13 @@ def test_a_teacher_is_a_decoder_of_any_size_with_the_same_ids(tmp_path: Path, en
     assert "cannot be read" in configs.fault_of(from_hf.teacher_of, tmp_path / "large", encoder, 16, fault).rule
 
 
+def test_the_start_of_a_decoder_is_that_of_the_vocabulary_it_is_to_have(tmp_path: Path, encoder: Encoder) -> None:
+    """Google's T5 begins with 0, which is another piece here."""
+    exported(tmp_path, encoder, "architecture=t5")
+    edit(tmp_path / "config.json", decoder_start_token_id=0, pad_token_id=0)
+    check(settings_of(tmp_path, "architecture=t5", "new_embeddings=mean_of_pieces"), encoder)
+
+
 def test_a_piece_that_both_vocabularies_have_keeps_its_row(tmp_path: Path, encoder: Encoder) -> None:
     exported(tmp_path / "hf", encoder, "tie_word_embeddings=false")
     (tmp_path / "hf" / "tokenizer.model").write_bytes(encoder.model_bytes)

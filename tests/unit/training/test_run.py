@@ -85,6 +85,8 @@ def test_numbers_of_another_loss_or_another_validation_are_not_compared(
     state = run._comparable(plan_of(), replace(begun, recent_losses=(2.0, 2.5)), print)
     assert state.facts.items() >= facts.items() and state.recent_losses and not capsys.readouterr().out
     assert run._comparable(plan_of(), state, print) == state
+    whole = run._comparable(plan_of("eval_tokens=all"), begun, print)
+    assert run._comparable(plan_of("eval_tokens=1000000"), whole, print) == whole, "which reads all of it, too"
     taught = run._comparable(plan_of("teachers=[large]"), state, print)
     assert taught.recent_losses == () and taught.facts.items() >= facts.items()
     assert run._comparable(plan_of("teachers=[large]", "teacher_weight=0.5"), state, print).recent_losses == ()

@@ -7,7 +7,7 @@ may outlive a command that was killed, in order to save.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
