@@ -227,7 +227,7 @@ class ModelSettings(Settings):
         if self.num_attn_heads == "auto" and self.hidden_size != "auto":
             heads = max(1, width // HEAD_DIM)
         ffn_size = _or(self.ffn_hidden_size, -(-8 * width // (3 * 64)) * 64 if traits.gated else 4 * width)
-        # Of few layers the last.
+        # A model with fewer layers has experts in its last.
         every = traits.moe_every
         of_family = tuple(range(min(every, layers) - 1, layers, every)) if every else ()
         moe_layers: tuple[int, ...] = _or(self.moe_layers, of_family)

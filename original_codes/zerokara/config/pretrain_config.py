@@ -49,7 +49,7 @@ class RunConfig(TrainingSettings, ModelSettings):
     packs_examples: ClassVar[bool] = False
     """True if a sample holds whole examples, followed by padding."""
     generates_answers: ClassVar[bool] = False
-    """True if validations hold a copy of the whole model, which answers."""
+    """True if validations generate answers, for which they hold a copy of the whole model."""
 
     @property
     def source_entries(self) -> tuple[str, ...]:

@@ -4,8 +4,8 @@ Stock transformers, with the folder read back from disk, and our model, with the
 the export rounds them, compute the logits of the same samples in fp32, one after the other. transformers also continue
 prompts greedily with their cache; our model reads each prompt with its continuation in one forward pass, where each
 token must be the arg max. Two logits closer to each other than twice the allowed difference between the models are a
-*tie*: either may win, which is counted and is no fault. So may either of two experts whose probabilities a router gives
-as equal up to rounding; what reads such a token is not compared.
+*tie*: either may win, which is counted and is no fault. A router, too, may choose either of two experts whose
+probabilities are equal up to rounding: positions that depend on such a choice are counted, and not compared.
 
 A model of any size is proved: the exported one stays in the precision and in the mapped files in which it was saved,
 ours stays in the checkpoint, and a layer of either has fp32 weights only while it computes (`layer_by_layer`).
@@ -43,8 +43,8 @@ SPREAD = 0.5
 MIN_POSITIONS, MAX_POSITIONS = 128, 2048
 """Tokens compared: a wrong rule shows at every one of them."""
 ROUTER_TIE = 1e-5
-"""Share of the probability of the last expert chosen by which the next one is smaller, and below which rounding may
-choose either."""
+"""Relative difference between the probabilities of the last chosen expert and of the next one, below which rounding
+decides."""
 FLOPS_BUDGET = 0.3e12
 """FLOPs of one forward pass over all of them: three seconds on two cores."""
 LOGITS_BUDGET = 32_000_000
@@ -122,7 +122,7 @@ def prove(
     greedy_ties, greedy_faults = compare_greedy(prompts, greedy, after_BSV, after_tied_BS, 2 * TOLERANCE)
     std = float(expected_BSV.std())
     flat = f"the logits' standard deviation is {std:.2f}: equality means little for logits this flat"
-    tied = f"{int(tied_BS.sum()):,} positions read what a router chose by rounding, and are not compared"
+    tied = f"{int(tied_BS.sum()):,} positions depend on a router's choice between equal experts, and are not compared"
     bf16_equal_BS = bf16_BSV.argmax(-1) == fp32_BSV.argmax(-1)
     facts = {
         "positions": sum(len(text.decoder_ids) for text in texts),
@@ -190,7 +190,7 @@ def trained_logits(
 ) -> list[tuple[Tensor, Tensor]]:
     """Logits [B, S, V] in fp32 of our model, without the rows that pad the vocabulary; of its weights, rounded.
 
-    Beside those of each batch stands where they depend on a tie of a router, [B, S].
+    With the logits of each batch comes a mask, [B, S]: True where they depend on a router's tie.
     """
     parallel.start_alone()
     with torch.device("meta"):

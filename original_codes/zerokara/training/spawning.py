@@ -35,7 +35,7 @@ def spawn(plan: RunPlan, *work: str, rendezvous: "Rendezvous | None" = None, pat
         network = network_environment(rendezvous.address) | {supervision.FOLDER_NAME: str(rendezvous.folder_owner)}
     with contextlib.ExitStack() as stack:
         if path is None:
-            # A machine in whose folder another's plan lies reads its own at each restart: /tmp may be swept meanwhile.
+            # Each restart reads the plan, and a system may have cleaned /tmp by then.
             place = plan.run_dir if rendezvous else None
             made = tempfile.TemporaryDirectory(prefix="zerokara-plan-", dir=place)
             path = Path(stack.enter_context(made), PLAN_NAME)

@@ -120,7 +120,7 @@ class Rendezvous:
         Each leaves a file in the folder, and looks for those of the others.
         """
         own = run_dir / f".{secrets.token_hex(8)}.partial"
-        with made_folder(run_dir):  # asks the server; NFS may recall for long that it was not there
+        with made_folder(run_dir):  # mkdir asks the server; NFS may still remember no folder
             try:
                 own.write_bytes(b"")
                 probes = [own.with_name(name) for name in self.gather("probe", own.name)]
