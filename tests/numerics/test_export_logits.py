@@ -207,3 +207,19 @@ def test_flat_logits_get_a_note_and_no_numbers_do_not_pass(tmp_path: Path) -> No
     weights["decoder.final_layernorm.weight"][3] = float("nan")
     found = export_and_prove(tmp_path / "nan", LLAMA, weights=weights)
     assert found.faults and found.facts["max_difference"] == float("inf")
+
+
+def test_what_is_allowed_grows_with_the_logits(tmp_path: Path) -> None:
+    """fp32 rounds large logits by more, in any two programs; a wrong rule moves them by more, too."""
+    weights = spread_weights(LLAMA)
+    small = export_and_prove(tmp_path / "small", LLAMA, weights=weights)
+    weights["decoder.final_layernorm.weight"] *= 100
+    large = export_and_prove(tmp_path / "large", LLAMA, weights=weights)
+    assert large.faults == [] and large.facts["max_difference"] > small.facts["tolerance"]
+
+    def harm(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.norm.weight"][0] *= 1.001
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    assert export_and_prove(tmp_path / "harmed", LLAMA, weights=weights, harm=harm).faults

@@ -46,6 +46,8 @@ class Repository:
     commits: int = 0
     files: dict[str, bytes] = field(default_factory=lambda: {".gitattributes": b"*.safetensors filter=lfs\n"})
     outside_git: set[str] = field(default_factory=set)
+    title: str = "initial commit"
+    """Of the commit that the card is from."""
 
     @property
     def sha(self) -> str:
@@ -92,6 +94,8 @@ class Hub:
     fail_storage: int | None = None
     """Status with which the other host answers when a dataset's file is asked of it."""
     hide_from_listing: set[str] = field(default_factory=set)
+    lose_answers: int = 0
+    """Number of commits that are made, and answered with status 504."""
     fail_put_after: int | None = None
     """Number of files outside git after which the storage breaks down (status 400, which nobody tries again)."""
     num_stumbles: int = 0
@@ -209,6 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
     def validate(self, body: bytes) -> None:
         content = json.loads(body)["content"]
         faults = [] if content.startswith("---\n") else [{"message": "no front matter"}]
+        faults += [{"message": '"license" must be one of [mit, …]'}] if "license: unheard-of" in content else []
         self._answer(400 if faults else 200, {"errors": faults, "warnings": []})
 
     def preupload(self, body: bytes, name: str, revision: str) -> None:
@@ -267,8 +272,20 @@ class _Handler(BaseHTTPRequestHandler):
                 repository.outside_git.add(value["path"])
             elif operation["key"] == "deletedFile":
                 del files[value["path"]]
+        header = next(each["value"] for each in operations if each["key"] == "header")
+        if files.get("README.md") != repository.files.get("README.md"):
+            repository.title = header["summary"]
         repository.files, repository.commits = files, repository.commits + 1
+        if self.hub.lose_answers:
+            self.hub.lose_answers -= 1
+            return self._answer(504, {"error": "no answer in time"})
         self._answer(200, {"commitUrl": f"{self.hub.url}/{name}/commit/{repository.sha}", "commitOid": repository.sha})
+
+    def paths_info(self, body: bytes, name: str, revision: str) -> None:
+        repository, asked = self.hub.repositories[name], parse_qs(body.decode())
+        last = {"id": repository.sha, "title": repository.title, "date": "2026-01-01T00:00:00.000Z"}
+        entries = [_entry(path, repository.files[path], False) for path in asked["paths"]]
+        self._answer(200, [entry | {"lastCommit": last} for entry in entries])
 
     def tree(self, body: bytes, name: str, revision: str) -> None:
         repository = self.hub.repositories[name]
@@ -369,6 +386,7 @@ _ROUTES = (
     ("PUT", r"/storage/([0-9a-f]{64})", _Handler.put),
     ("POST", rf"/api/models/{_NAME}/commit/([^/]+)", _Handler.commit),
     ("GET", rf"/api/models/{_NAME}/tree/([^/]+)", _Handler.tree),
+    ("POST", rf"/api/models/{_NAME}/paths-info/([^/]+)", _Handler.paths_info),
     ("GET", rf"/api/datasets/{_NAME}/revision/([^/]+)", _Handler.dataset_revision),
     ("GET", rf"/api/datasets/{_NAME}/tree/([^/]+)(?:/(.+))?", _Handler.dataset_tree),
     ("GET", rf"/datasets/{_NAME}/resolve/([^/]+)/(.+)", _Handler.dataset_file),

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 from configs import typed
+from huggingface_hub import ModelCard
 from pipeline import hub_server
 
 from zerokara.base import manifest
+from zerokara.publishing import exported_folder
 from zerokara.publishing.exported_folder import STEP, UPLOAD_RECORD_NAME
 
 NAME = "ada/first"
@@ -26,17 +28,29 @@ def hub() -> Iterator[Any]:
         yield running
 
 
-SETTINGS = {"test_prompt_text": "auto", "language": ["ro"], "license": "apache-2.0", "huggingface_name": NAME}
+SETTINGS = {"test_prompt_text": "auto"}
+CARD = """---
+language:
+- ro
+license: mit
+---
+
+# first
+
+name = "first"
+"""
+AS_SENT = CARD.replace('"first"', f'"{NAME}"')
 
 
 def export_folder(folder: Path, config: str = "{}\n") -> None:
     """A folder as step 4 leaves it: small files, two kept outside git, and one that is not part of the export."""
     folder.mkdir(parents=True)
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n# first\n", encoding="utf-8")
+    (folder / "README.md").write_text(CARD, encoding="utf-8")
     (folder / "config.json").write_text(config, encoding="utf-8")
     (folder / "model-00001-of-00002.safetensors").write_bytes(b"one" * 3000)
     (folder / "model-00002-of-00002.safetensors").write_bytes(b"two" * 4000)
-    outputs = {"all": sorted(folder.iterdir())}
+    card, *others = sorted(folder.iterdir())
+    outputs: manifest.Paths = {"card": [card], "others": others}
     facts = {
         "proof": {"holds": True},
         "model": {"auto_class": "AutoModelForCausalLM", "task": "text-generation"},
@@ -108,17 +122,57 @@ def test_a_dry_run_lists_files_and_bytes_without_network_or_token(user: User, hu
     unnamed = user.run("--dry-run", "--set", "huggingface_name=''", token=None)
     assert unnamed.returncode == 0 and "9,000 bytes" in unnamed.stdout, unnamed.stderr
     last = unnamed.stdout.splitlines()[-1]
-    assert "huggingface_name: user/name into convert.yaml" in last and "4_convert_to_HF.sh --redo" in last
+    assert "huggingface_name: user/name into convert.yaml, then python" in last
     assert hub.requests == []
 
 
-def test_what_the_card_does_not_say_is_told(user: User) -> None:
-    as_exported = user.run("--dry-run", "--set", "language=[ro]", token=None)
-    assert "the card" not in as_exported.stdout.replace("the card's samples", "")
-    other = user.run("--dry-run", "--set", "license=mit", token=None).stdout
-    assert 'the card says license: "apache-2.0", not "mit"' in other and 'language: ["ro"], not []' in other
-    renamed = user.run("--dry-run", "--set", "language=[ro]", "--set", "huggingface_name=ada/second", token=None).stdout
-    assert f'the card says huggingface_name: "{NAME}", not "ada/second"' in renamed
+def test_the_card_says_what_the_settings_say_when_it_is_sent(user: User, hub: Any) -> None:
+    """The license that is published is never another than the one that the settings name."""
+    card = user.folder / "README.md"
+    assert user.run("--dry-run", token=None).returncode == 0 and card.read_text(encoding="utf-8") == CARD
+    assert user.run().returncode == 0
+    assert hub.repositories[NAME].files["README.md"].decode() == card.read_text(encoding="utf-8") == AS_SENT
+    assert not exported_folder.to_keep(user.folder).count(card.name), "step 4 may replace what no hand wrote"
+    renamed = ["license=cc-by-nc-4.0", "language=[pt, ro]", "huggingface_name=ada/second"]
+    again = user.run(*typed(*renamed))
+    assert again.returncode == 0 and "names no" not in again.stdout, again.stderr
+    sent = hub.repositories["ada/second"].files["README.md"].decode()
+    assert ModelCard(sent).data.to_dict() == {"language": ["pt", "ro"], "license": "cc-by-nc-4.0"}
+    assert sent.endswith('# second\n\nname = "ada/second"\n')
+    card.write_text("---\n{}\n---\nBy hand.\n", encoding="utf-8")
+    edited = user.run()
+    assert edited.returncode == 0 and "names no language and no license" in edited.stdout, edited.stderr
+    assert hub.repositories[NAME].files["README.md"] == card.read_bytes() and b"By hand." in card.read_bytes()
+    assert exported_folder.to_keep(user.folder).count(card.name)
+
+
+def test_a_license_that_the_hub_does_not_know_is_told_with_a_remedy_that_works(user: User, hub: Any) -> None:
+    spelt = user.run("--set", "license=Apache-2.0", "--set", "language=[pt-BR]")
+    assert spelt.returncode == 2 and "apache-2.0" in spelt.stderr and "pt-BR" in spelt.stderr and not hub.requests
+    unknown = user.run("--set", "license=unheard-of")
+    assert unknown.returncode == 2 and "must be one of" in unknown.stderr
+    assert "set a language and a license" in unknown.stderr
+    assert hub.repositories[NAME].commits == 0
+    assert user.run("--set", "license=mit").returncode == 0
+
+
+def test_a_card_that_was_edited_on_the_hub_is_not_replaced(user: User, hub: Any) -> None:
+    assert user.run().returncode == 0
+    repository = hub.repositories[NAME]
+    repository.files["README.md"], repository.title = b"---\n{}\n---\nOn the Hub.\n", "Update README.md"
+    refused = user.run()
+    assert refused.returncode == 2 and "Update README.md" in refused.stderr and "--redo" in refused.stderr
+    assert b"On the Hub." in repository.files["README.md"]
+    replaced = user.run("--redo")
+    assert replaced.returncode == 0 and "sent        1 file\n" in replaced.stdout, replaced.stdout + replaced.stderr
+    assert repository.files["README.md"].decode() == AS_SENT
+    assert user.run("--set", "license=mpl-2.0").returncode == 0, "our own card was there"
+
+
+def test_a_commit_whose_answer_was_lost_is_found(user: User, hub: Any) -> None:
+    hub.lfs_bytes, hub.lose_answers = 1 << 20, 1
+    run = user.run(HF_HUB_DISABLE_XET="0")
+    assert run.returncode == 0 and hub.repositories[NAME].commits == 1, run.stderr
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,11 @@ class UploadSettings(Settings):
     huggingface_name: str = ""
     """Repository on the Hub, as user/name."""
     private: bool = True
-    """Make the repository private: only you can see it."""
+    """Make the repository private: only you, or the members of its organisation, can see it."""
     language: Words = ()
     """Language codes for the model card, e.g. [ja]; if empty, the card names no language."""
-    license: Text = "apache-2.0"
-    """Licence identifier for the model card."""
+    license: str = ""
+    """Licence identifier for the model card, e.g. apache-2.0; if empty, the card names no licence."""
 
     def rules(self) -> Iterator[Fault]:
         part = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
@@ -55,6 +55,14 @@ class UploadSettings(Settings):
         if name and not re.fullmatch(rf"(?!.*(--|\.\.)){part}/{part}(?<!\.git)", name):
             rule = "must be user/name in letters, digits, `-`, `_`, `.`, without `--`, `..`, or .git at the end"
             yield self.fault("huggingface_name", rule, "e.g. my-team/first")
+        # Only these are known to the Hub, which checks them when all else is sent.
+        if not re.fullmatch(r"[a-z0-9.+-]*", self.license):
+            rule = "must be an identifier of https://huggingface.co/docs/hub/repositories-licenses, in small letters"
+            yield self.fault("license", rule, f"e.g. {self.license.lower().replace(' ', '-')}, or other")
+        for code in self.language:
+            if not re.fullmatch(r"[a-z]{2,3}|code|multilingual", code):
+                rule = f"{code!r} must be a code of ISO 639 in small letters, code, or multilingual"
+                yield self.fault("language", rule, "e.g. [ja], or [pt] for Portuguese of any country")
 
 
 class ConvertConfig(UploadSettings, ConvertSettings):

@@ -6,20 +6,15 @@ escapes whatever comes from a model's or a file's name. Beside each number stand
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import regex
 
-from zerokara.base import manifest
-from zerokara.base.durable import write_file, write_json
-from zerokara.base.errors import Fault, UserError
 from zerokara.base.pages import template
 from zerokara.evaluation.scoring import LEVEL, NUM_RESAMPLES, Interval
 from zerokara.publishing import exported_folder
-
-CARD_NAME = "README.md"
 
 
 @dataclass(frozen=True)
@@ -141,41 +136,10 @@ def _scale(points: Sequence[tuple[float | None, Interval | None]]) -> Callable[[
     return lambda value: round(100 * (value - low) / ((high - low) or 1.0), 2)
 
 
-def read_card(folder: Path) -> tuple[str, manifest.Manifest | None]:
-    """Return the text of the card in a folder, of an empty one if there is none, and the manifest of step 4 if any.
-
-    Raises:
-        UserError: it cannot be read; or it was changed since step 4 proved the folder, as whose the change would count.
-    """
-    import yaml
-    from huggingface_hub import ModelCard
-
-    path, record_path = folder / CARD_NAME, folder / manifest.NAME
-    export = manifest.read(record_path) if exported_folder.is_export(folder) else None
-    if export and not all(manifest.is_unchanged(each, record_path) for each in export.outputs["card"]):
-        rule = "has changed since the export was proved"
-        raise UserError(Fault(str(path), rule, remedy="run step 4 again with --redo, then add the results"))
-    try:
-        ModelCard(text := path.read_text(encoding="utf-8") if path.is_file() else "---\n{}\n---\n")
-    except (ValueError, TypeError, yaml.YAMLError) as error:
-        rule = f"is no UTF-8 text with YAML between two lines ---: {' '.join(str(error).split())}"
-        raise UserError(Fault(str(path), rule, remedy="repair it, or take its folder out of add_to_card")) from error
-    return text, export
-
-
 def add_to_card(folder: Path, model: str, sections: Sequence[Section]) -> Path:
-    """Write the values of the model named `model` into the card in its folder, which is made if there is none.
-
-    In a folder of step 4 the manifest records the new README.md, so that step 6 still finds every file as it was made.
-    """
-    path, (text, export) = folder / CARD_NAME, read_card(folder)
-    write_file(path, with_results(text, model, sections))
-    if export:
-        record_path = folder / manifest.NAME
-        key = manifest.file_key(path)
-        card = manifest.FileRecord(CARD_NAME, key.bytes, manifest.sha256_of(path), key.modified_ns)
-        write_json(record_path, asdict(replace(export, outputs={**export.outputs, "card": [card]})))
-    return path
+    """Write the values of the model named `model` into the card in its folder, which is made if there is none."""
+    exported_folder.write_card(folder, with_results(exported_folder.read_card(folder), model, sections))
+    return folder / exported_folder.CARD_NAME
 
 
 def with_results(card: str, model: str, sections: Sequence[Section]) -> str:

@@ -103,7 +103,8 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
     tags = ["zerokara", "fine-tuned" if finetuning else pretrained]
     tags += ["conversational"] if model.get("converses") else []
     tags += [] if is_causal else [model["task"]]
-    data = ModelCardData(language=list(language) or None, license=license, library_name="transformers", tags=tags)
+    words = {"language": list(language) or None, "license": license or None}
+    data = ModelCardData(**words, library_name="transformers", tags=tags)
     data.pipeline_tag = model["task"] if is_causal else None
     if finetuning and (test := finetuning["test"]):
         metric = finetuning["metric"]
@@ -132,6 +133,19 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
         progress=progress,
     )
     return f"{card}\n"
+
+
+def renewed(text: str, name: str, language: Sequence[str], license: str) -> str:
+    """Return a card that says what the settings say now; where one is empty, the card's own word stays."""
+    loaded = re.search(r'^name = (".*")$', text, re.MULTILINE)  # in the code that loads the model
+    if name and loaded:
+        old, new = (f"# {inline(each.rpartition('/')[2])}\n" for each in (json.loads(loaded[1]), name))
+        line = f"name = {json.dumps(name, ensure_ascii=False)}"
+        text = f"{text[: loaded.start()]}{line}{text[loaded.end() :]}".replace(old, new, 1)
+    card = ModelCard(text)
+    data: Any = card.data  # a ModelCardData
+    data.language, data.license = list(language) or data.language, license or data.license
+    return str(card)
 
 
 def inline(text: str) -> str:

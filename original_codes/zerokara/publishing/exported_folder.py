@@ -4,11 +4,12 @@ No torch here: the upload, and what step 4 checks first, start in well under a s
 """
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerokara.base import manifest
-from zerokara.base.durable import PARTIAL_SUFFIX
+from zerokara.base.durable import PARTIAL_SUFFIX, write_file, write_json
 from zerokara.base.errors import Fault, UserError, nearest, refuse
 from zerokara.base.progress import bytes_text
 from zerokara.base.resources import free_bytes
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
     from zerokara.publishing.checkpoint_source import CheckpointSource
 
 STEP = "convert"
+CARD_NAME = "README.md"
 UPLOAD_RECORD_NAME = "upload.manifest.json"
 """Manifest of step 6, beside the model; it is not uploaded."""
 _KEY = "output_tokenizer_and_model_dir"
@@ -32,9 +34,7 @@ _REMEDY = "run step 4 again with --redo"
 
 def work(source: "CheckpointSource", settings: "ConvertConfig") -> manifest.StepSpec:
     """Settings and inputs of the conversion, for the chain of manifests."""
-    names = (
-        "dtype", "max_shard_size", "check_lines", "test_prompt_text", "huggingface_name", "language", "license",
-    )  # fmt: skip
+    names = ("dtype", "max_shard_size", "check_lines", "test_prompt_text")
     read: dict[str, manifest.Inputs] = {"checkpoint": source.folder / manifest.NAME, "tokenizer": source.tokenizer_path}
     if source.averaged:
         read["averaged checkpoints"] = [folder / manifest.NAME for folder in source.averaged_folders]
@@ -155,15 +155,51 @@ def files(export: manifest.Manifest) -> list[manifest.FileRecord]:
     return sorted((record for records in export.outputs.values() for record in records), key=lambda record: record.path)
 
 
-def check_unchanged(folder: Path, export: manifest.Manifest) -> None:
-    """Check every file against the manifest, by content where it was touched since.
+def checked_files(folder: Path, export: manifest.Manifest) -> list[manifest.FileRecord]:
+    """Return all files, checked against the manifest, by content where they were touched since; any card will do.
 
     Raises:
         UserError: lists every file that is missing, or has changed since it was proved.
     """
     record_path, rule = folder / manifest.NAME, "is missing, or has changed since the export was proved"
-    changed = [record.path for record in files(export) if not manifest.is_unchanged(record, record_path)]
+    card, proved = folder / CARD_NAME, [record for record in files(export) if record.path != CARD_NAME]
+    changed = [record.path for record in proved if not manifest.is_unchanged(record, record_path)]
+    changed += [] if card.is_file() else [card.name]
     refuse(Fault(str(folder / path), rule, remedy=_REMEDY) for path in changed)
+    return [*proved, _card_record(card)]
+
+
+def read_card(folder: Path) -> str:
+    """Return the text of the model card in a folder of any origin, of an empty one if there is none.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    import yaml
+    from huggingface_hub import ModelCard
+
+    path = folder / CARD_NAME
+    try:
+        ModelCard(text := path.read_text(encoding="utf-8") if path.is_file() else "---\n{}\n---\n")
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        rule = f"is no UTF-8 text with YAML between two lines ---: {' '.join(str(error).split())}"
+        raise UserError(Fault(str(path), rule, remedy="repair it")) from error
+    return text
+
+
+def write_card(folder: Path, text: str) -> None:
+    """Write the model card. The manifest records it, unless somebody edited the one before, which step 4 then keeps."""
+    card, record_path = folder / CARD_NAME, folder / manifest.NAME
+    made = manifest.read(record_path) if is_export(folder) else None
+    is_ours = made and all(manifest.is_unchanged(each, record_path) for each in made.outputs["card"])
+    write_file(card, text)
+    if made and is_ours:
+        write_json(record_path, asdict(replace(made, outputs={**made.outputs, "card": [_card_record(card)]})))
+
+
+def _card_record(card: Path) -> manifest.FileRecord:
+    key = manifest.file_key(card)
+    return manifest.FileRecord(card.name, key.bytes, manifest.sha256_of(card), key.modified_ns)
 
 
 def tokens_of(output_prefix: str, sha256: str | None) -> manifest.Manifest | None:

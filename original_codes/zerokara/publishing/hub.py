@@ -25,10 +25,12 @@ from huggingface_hub.utils.sha import git_hash
 
 from zerokara.base.errors import Fault, RunError, UserError, check_hub_token, redacted
 from zerokara.base.manifest import FileRecord
+from zerokara.publishing.exported_folder import CARD_NAME
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 300.0
 """huggingface_hub waits forever by default; the Hub may take minutes to answer a commit of many files."""
 HUBS_OWN_FILES = frozenset({".gitattributes"})
+_MESSAGE = "Upload by zerokara"
 _RESUME = "Run the same command again: what arrived is not sent twice."
 LOGIN_HINT = "log in with `hf auth login`, or put a token with write access into the environment as HF_TOKEN"
 
@@ -45,10 +47,11 @@ class Uploaded:
 def upload(
     folder: Path, files: Sequence[FileRecord], repository: str, *, private: bool, replace: bool = False
 ) -> Uploaded:
-    """Upload `files` of `folder` and check that they arrived; `replace` deletes other files in the repository.
+    """Upload `files` of `folder` and check that they arrived; `replace` deletes what others put into the repository.
 
     Raises:
-        UserError: no token, or the repository is public though `private` is set, or holds other files.
+        UserError: no token, or the repository is public though `private` is set, or holds other files, or a card that
+            somebody edited there; or the Hub does not know the card's language or license.
         RunError: the Hub refused or could not be reached, or its files differ from what was sent.
     """
     check_hub_token()
@@ -72,22 +75,35 @@ def upload(
             rule = f"holds files on the Hub that are not part of this export: {', '.join(strays)}"
             remedy = "run again with --redo to delete them in the same commit (the Hub's history keeps them)"
             raise UserError(Fault(repository, rule, remedy=f"{remedy}, or choose another name"))
-        if not strays and not differences(folder, files, remote):
+        lacking = differences(folder, files, remote)
+        if not lacking:
             return Uploaded(url, commit, is_private, 0)
-        done = api.upload_folder(
-            repo_id=repository,
-            folder_path=folder,
-            commit_message="Upload by zerokara",
-            parent_commit=commit,  # the one that was compared: of two uploads at once, the second is refused
-            allow_patterns=[escape(record.path) for record in files],
-            delete_patterns=[escape(path) for path in strays] or None,
-        )
-        commit = str(done.oid)
-        remote = _listing(api, repository, commit)
+        if not replace and any(line.startswith(f"{CARD_NAME}: git") for line in lacking):
+            (there,) = api.get_paths_info(repository, CARD_NAME, expand=True, revision=commit)
+            if there.last_commit and there.last_commit.title != _MESSAGE:
+                rule = f"holds a {CARD_NAME} that was edited on the Hub ({there.last_commit.title})"
+                remedy = f"copy what is to stay into {folder / CARD_NAME}; then --redo replaces the one on the Hub"
+                raise UserError(Fault(repository, rule, remedy=remedy))
+        try:
+            done = api.upload_folder(
+                repo_id=repository,
+                folder_path=folder,
+                commit_message=_MESSAGE,
+                parent_commit=commit,  # the one that was compared: of two uploads at once, the second is refused
+                allow_patterns=[escape(record.path) for record in files],
+                delete_patterns=[escape(path) for path in strays] or None,
+            )
+            commit = str(done.oid)
+            remote = _listing(api, repository, commit)
+        except (HfHubHTTPError, RuntimeError):  # the answer may be lost of a commit that was made
+            commit = str(api.model_info(repository).sha)
+            remote = _listing(api, repository, commit)
+            if differences(folder, files, remote):
+                raise
     if wrong := differences(folder, files, remote):
         listed = "\n".join(f"  {line}" for line in wrong)
         raise RunError(f"the files at {url} (commit {commit}) differ from what was sent:\n{listed}\n{_RESUME}")
-    return Uploaded(url, commit, is_private, len(files))
+    return Uploaded(url, commit, is_private, len(lacking) - len(strays))
 
 
 def differences(folder: Path, files: Sequence[FileRecord], remote: Mapping[str, RepoFile]) -> list[str]:
@@ -145,6 +161,10 @@ def _errors_explained(repository: str, account: Sequence[str]) -> Iterator[None]
     except (HfHubHTTPError, httpx2.HTTPError, RuntimeError, ValueError, OSError) as error:
         # Errors in its upload threads are wrapped in a RuntimeError.
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+        if isinstance(cause, ValueError) and CARD_NAME in str(cause):  # huggingface_hub's _validate_yaml
+            rule = f"the Hub refuses the head of {CARD_NAME}: {' '.join(str(cause).split())}"
+            remedy = "set a language and a license that the Hub knows, or mend the head"
+            raise UserError(Fault(repository, rule, remedy=remedy)) from error
         message = f"the upload to {repository} failed ({type(cause).__name__}: {cause})"
         if isinstance(cause, HfHubHTTPError):
             status, reason = cause.response.status_code, f" ({cause.server_message})" if cause.server_message else ""

@@ -42,8 +42,8 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         kept = f"{', '.join(others[:5])}{' …' if others[5:] else ''}; it is kept as {unused_name(folder, ASIDE_ENDING)}"
         print(f"  {folder} holds files that step 4 did not write, or that were changed: {kept}")
     base = source.state.facts.get("init_from")
-    if base and not exported_folder.is_export(Path(base)):
-        print(f"  the card says license: {config.license}; see that the license of {base} allows it")
+    if base:
+        print(f"  the card names {config.license or 'no'} license; see that the license of {base} allows it")
     if options.dry_run:
         print("dry run: nothing was written")
         return
@@ -56,7 +56,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     model, proof = made.facts["model"], made.facts["proof"]
     logits, ids, chat = proof["logits"], proof["token_ids"], proof.get("chat")
     size = bytes_text(sum(record.bytes for record in made.outputs["weights"]))
-    difference = f"max difference {logits['max_difference']:.2g} (allowed {logits['tolerance']:g})"
+    difference = f"max difference {logits['max_difference']:.2g} (allowed {logits['tolerance']:.2g})"
     in_bf16 = f"max difference {logits['bf16_max_difference']:.2g}, top-1 agreement {logits['bf16_argmax_equal']:.2%}"
     generated = f"{logits['greedy_tokens']} tokens after {logits['greedy_prompts']} prompts"
     texts = f"{ids['lines']:,} lines, {ids['whole_texts']:,} whole texts and {ids['hard_texts']} hard texts"

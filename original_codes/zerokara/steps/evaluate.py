@@ -19,9 +19,10 @@ from zerokara.base.progress import bytes_text, log, plural, seconds_text, summar
 from zerokara.config.evaluate_config import EvaluateConfig
 from zerokara.corpus.find import find_files, for_manifest
 from zerokara.evaluation import inputs
-from zerokara.evaluation.results import Section, add_to_card, page, read_card, table
+from zerokara.evaluation.results import Section, add_to_card, page, table
 from zerokara.evaluation.scoring import LEVEL
 from zerokara.evaluation.tasks import measure_tasks
+from zerokara.publishing import exported_folder
 from zerokara.steps import command, preflight
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
     has_measured = not manifest_path.exists() and any((folder / "cache" / each).is_dir() for each in CACHES)
     preflight.check(config, preflight.Outputs("output_dir", written, "" if has_measured else work.step), texts=files)
     for name in config.add_to_card:  # what is wrong with a card is told before the work
-        read_card(Path(name))
+        exported_folder.read_card(Path(name))
     size = bytes_text(sum(file.bytes for file in files))
     on = f"{plural(len(files), 'file')} ({size}) and {plural(len(task_files), 'task')}"
     log(f"step 8 evaluate: {plural(len(config.models), 'model')} on {on} → {folder}")

@@ -1,7 +1,8 @@
 """Step 6: the exported model → the Hugging Face Hub, private unless told otherwise (`6_upload.py`).
 
 `--dry-run` lists what would be sent, without the network. `--redo` also deletes files in the repository that are not
-part of this export. The token comes from `hf auth login` or from HF_TOKEN in the environment.
+part of this export, and replaces a model card that was edited there. The token comes from `hf auth login` or from
+HF_TOKEN in the environment.
 """
 
 import json
@@ -30,25 +31,26 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     made = exported_folder.proved(folder)
     record_path = folder / exported_folder.UPLOAD_RECORD_NAME
     preflight.check(config, preflight.Outputs("output_tokenizer_and_model_dir", [record_path]))
-    exported_folder.check_unchanged(folder, made)
-    files = exported_folder.files(made)
+    text = card.renewed(was := exported_folder.read_card(folder), name, config.language, config.license)
+    if text != was and not options.dry_run:
+        exported_folder.write_card(folder, text)
+    files = exported_folder.checked_files(folder, made)
     total = sum(record.bytes for record in files)
     what, visibility = f"{plural(len(files), 'file')}, {bytes_text(total)}", "private" if config.private else "public"
     log(f"step 6 upload: {what} → {name or 'a repository to be named'} ({visibility})")
     if made.settings.get("test_prompt_text") == "auto" and (samples := made.facts["samples"]):
         prompts = ", ".join(json.dumps(sample["prompt"], ensure_ascii=False) for sample in samples)
         log(f"  the card's samples continue {prompts}: if they quote your text, set test_prompt_text and repeat step 4")
-    for key, now in config.model_dump(mode="json", include={"huggingface_name", "language", "license"}).items():
-        if (was := made.settings.get(key, now)) != now:
-            log(f"  the card says {key}: {json.dumps(was)}, not {json.dumps(now)}: step 4 with --redo writes it anew")
-        elif not now:
-            log(f"  the card names no {key}: set it, then step 4 with --redo")
+    said = card.ModelCard(text).data.to_dict()
+    if text != was:
+        log("  the card gets the repository, language and license of the settings")
+    if missing := [key for key in ("language", "license") if not said.get(key)]:
+        log(f"  the card names no {' and no '.join(missing)}: set it in {options.config_path}, or edit the card")
     if options.dry_run:
         for record in files:
             print(f"  {record.bytes:>15,} bytes  {record.path}")
         print(f"dry run: nothing was sent; an upload would send {total:,} bytes in {len(files)} files")
-        anew = command.next_command("4_convert_to_HF.sh", options, config, flags=["--redo"])  # the card names it, too
-        named = "" if name else f"write huggingface_name: user/name into {options.config_path}, then {anew}, then "
+        named = "" if name else f"write huggingface_name: user/name into {options.config_path}, then "
         print(f"next: {named}{command.next_command('6_upload.py', options, config)}")
         return
     done = hub.upload(folder, files, name, private=config.private, replace=options.redo)

@@ -11,7 +11,6 @@ from configs import fault_of
 from huggingface_hub import ModelCard
 
 from zerokara.base import manifest
-from zerokara.base.errors import UserError
 from zerokara.evaluation import results
 from zerokara.evaluation.results import PairedDifference, Row, Section, table
 from zerokara.evaluation.scoring import Interval
@@ -85,16 +84,16 @@ def test_an_export_stays_as_it_was_proved_but_for_the_record_of_its_card(tmp_pat
     manifest.write(tmp_path / "manifest.json", spec, outputs, facts, 1.0)
     before = orjson.loads((tmp_path / "manifest.json").read_bytes())
     results.add_to_card(tmp_path, "first", [SECTION])
-    exported_folder.check_unchanged(tmp_path, exported_folder.proved(tmp_path))
+    exported_folder.checked_files(tmp_path, exported_folder.proved(tmp_path))
     after = orjson.loads((tmp_path / "manifest.json").read_bytes())
     (was,), (now,) = (each["outputs"]["card"] for each in (before, after))
     assert was != now
     was.update(now)
     assert before == after
     (tmp_path / "README.md").write_text(CARD + "Mine.\n", encoding="utf-8")
-    with pytest.raises(UserError, match="changed since the export was proved"):
-        results.add_to_card(tmp_path, "first", [SECTION])
-    assert (tmp_path / "README.md").read_text(encoding="utf-8") == CARD + "Mine.\n"
+    results.add_to_card(tmp_path, "first", [SECTION])  # into an edited card, too, which step 4 does not delete
+    assert (tmp_path / "README.md").read_text(encoding="utf-8").endswith("Mine.\n")
+    assert exported_folder.to_keep(tmp_path) == ["README.md"]
 
 
 @pytest.mark.parametrize(
@@ -104,8 +103,8 @@ def test_an_export_stays_as_it_was_proved_but_for_the_record_of_its_card(tmp_pat
 )  # fmt: skip
 def test_a_card_that_cannot_be_read_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "README.md").write_bytes(content)
-    fault = fault_of(results.read_card, tmp_path)
-    assert fault.where == str(tmp_path / "README.md") and "add_to_card" in fault.remedy and "\n" not in fault.rule
+    fault = fault_of(exported_folder.read_card, tmp_path)
+    assert fault.where == str(tmp_path / "README.md") and "repair it" in fault.remedy and "\n" not in fault.rule
 
 
 def test_a_folder_without_a_card_gets_one(tmp_path: Path) -> None:
