@@ -113,11 +113,12 @@ def test_the_card_says_what_was_trained_and_tested(run_dir: Path, tokenizer: Pat
     write_json(run_dir / "finetune.json", asdict(FinetuneFacts("text label", {}, "loss", "base", test=tested)))
     source = checkpoint_source.find(ConvertSettings(input_model_dir=str(run_dir / "global_step20")))
     assert source.encoder.start_id == 1
-    facts = card.gather(source, source.encoder, "bf16")
+    facts = card.gather(source, source.encoder, "bf16", converses=False)
     assert facts["finetuning"]["test"] and facts["tokenizer"]["start_id"] == 1
     assert facts["training"]["tokens"] == source.state.tokens != source.state.samples
     for other in (replace(source, averaged=(10, 20)), replace(source, folder=run_dir / "global_step10")):
-        assert card.gather(other, source.encoder, "bf16")["finetuning"]["test"] is None
+        assert card.gather(other, source.encoder, "bf16", converses=False)["finetuning"]["test"] is None
+    assert "auto" not in facts["training"]["settings"].values()
 
 
 def test_the_mean_of_the_last_checkpoints(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,7 @@ _ABOUT = re.compile(
 )
 """Names of files about a dataset, a model or a program, and of those that our steps write."""
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
+_DATASET = re.compile("hf://datasets/([^/@]+/[^/@]+)")
 _REPEATED = "another name of what is included already"
 
 
@@ -175,6 +176,17 @@ def check_unchanged(files: Sequence[InputFile]) -> None:
         if (status.st_size, status.st_mtime_ns) != (file.bytes, file.modified_ns):
             changed = f"{file.name} changed while it was read (it had {file.bytes:,} bytes, now {status.st_size:,})"
             raise RunError(f"{changed}; nothing was written; run again when it is complete")
+
+
+def dataset_of(entry: str) -> str | None:
+    """Return owner/name of the data set on the Hub that an entry is in, if any."""
+    found = _DATASET.match(entry)
+    return found and found[1]
+
+
+def public_name(entry: str) -> str:
+    """Name of an entry for readers elsewhere, without folders of this machine."""
+    return dataset_of(entry) or Path(entry).name
 
 
 def for_manifest(files: Sequence[InputFile]) -> list[Path | manifest.FileRecord]:

@@ -70,7 +70,7 @@ class FinetuneFacts:
     """A fine-tuning in numbers."""
 
     task: str
-    """Task of the model, in a few words."""
+    """Form of the examples, in a few words."""
     data: dict[str, SplitCounts]
     """Counts by split: ``train``, and ``valid`` and ``test`` where there are any."""
     metric: str
@@ -83,6 +83,8 @@ class FinetuneFacts:
     """The metric of simple methods on the same test data, by name."""
     prompt_template: str = ""
     """Text around an input, with ``{input}`` in its place; empty for conversations."""
+    name: str = ""
+    """Names of the training data, without folders."""
     label_words: dict[str, str] = field(default_factory=dict)
     system_prompt: str = ""
     """System message of the conversations that have none of their own."""

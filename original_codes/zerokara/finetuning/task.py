@@ -21,6 +21,7 @@ from zerokara.base.progress import count_text, log
 from zerokara.config.finetune_config import FinetuneConfig, FinetuneRunConfig
 from zerokara.config.loading import text_of
 from zerokara.config.settings import resolved
+from zerokara.corpus.find import public_name
 from zerokara.evaluation import baselines, scoring
 from zerokara.evaluation.baselines import NamedOutputs
 from zerokara.examples import facts, preparation
@@ -195,8 +196,8 @@ def facts_of(config: FinetuneRunConfig, examples: ExampleFiles) -> FinetuneFacts
     """Return what is known of a fine-tuning before it begins."""
     counts = {str(name): split.counts for name, split in examples.splits.items()}
     task, asked = examples.data_format.replace("_", " "), (config.label_words, config.system_prompt)
-    name = Path(config.init_from).name
-    return FinetuneFacts(task, counts, config.metric, name, None, {}, examples.prompt_template, *asked)
+    name, data = Path(config.init_from).name, ", ".join(map(public_name, config.train_data))
+    return FinetuneFacts(task, counts, config.metric, name, None, {}, examples.prompt_template, data, *asked)
 
 
 def _simple_methods(

@@ -16,6 +16,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from zerokara.base import progress
 from zerokara.config.model import ARCHITECTURES
+from zerokara.corpus.find import dataset_of, public_name
 from zerokara.examples import facts as finetuning_facts
 from zerokara.publishing import exported_folder
 
@@ -29,13 +30,14 @@ _MARKUP = re.compile(r"[\\`*_{}\[\]()<>#!|~&$:@^]|(?<=www)\.|^[-+=]|(?<=\d)\.(?=
 """Starts of emphasis, links (bare addresses too), HTML, entities, formulas, cells, headings or lists. Source:
 CommonMark 0.31 (any ASCII punctuation may follow a backslash); GitHub's tables, whose cells end at a ``|``."""
 _TRAINING_SETTINGS = (
-    "seq_len", "global_batch_size", "optimizer", "lr", "min_lr", "lr_schedule", "warmup_fraction", "adam_beta1",
-    "adam_beta2", "weight_decay", "dropout", "gradient_clipping", "order", "seed", "zero_stage", "init_std",
+    "seq_len", "global_batch_size", "optimizer", "muon_momentum", "lr", "min_lr", "lr_schedule", "warmup_fraction",
+    "warmup_steps", "adam_beta1", "adam_beta2", "weight_decay", "dropout", "gradient_clipping", "order", "seed",
+    "zero_stage", "init_std", "eval_tokens",
 )  # fmt: skip
 _SPAN_CORRUPTION_SETTINGS = ("noise_density", "mean_span_length", "relative_attention_lr_multiplier")
 
 
-def gather(source: "CheckpointSource", encoder: "Encoder", dtype: str) -> dict[str, Any]:
+def gather(source: "CheckpointSource", encoder: "Encoder", dtype: str, *, converses: bool) -> dict[str, Any]:
     """Model, training, fine-tuning, data and tokenizer in numbers, as JSON."""
     from zerokara.huggingface.families import FAMILIES
 
@@ -54,7 +56,7 @@ def gather(source: "CheckpointSource", encoder: "Encoder", dtype: str) -> dict[s
             "parameters": shape.num_parameters(padded=False),
             "active_parameters": shape.num_active_parameters(),
             "dtype": dtype,
-            "converses": (source.run_dir / finetuning_facts.CHAT_TEMPLATE_NAME).is_file(),
+            "converses": converses,
             "system_prompt": tuned.system_prompt if tuned else "",
         },
         "training": {
@@ -68,7 +70,8 @@ def gather(source: "CheckpointSource", encoder: "Encoder", dtype: str) -> dict[s
             "skipped_steps": state.skipped_steps,
             "seconds": round(state.seconds, 1),
             "precision": state.precision,
-            "settings": {name: getattr(source.config, name) for name in settings},
+            # What is still `auto` follows from another setting.
+            "settings": {name: value for name in settings if (value := getattr(source.config, name)) != "auto"},
             "curve": {name: _first_and_last(curve, name) for name in ("loss", "valid_loss", "valid_bits_per_byte")},
         },
         "finetuning": asdict(tuned) if tuned else None,
@@ -87,11 +90,17 @@ def _data(source: "CheckpointSource") -> dict[str, Any]:
     sha256 = source.state.data_sha256
     if (tokens := exported_folder.tokens_of(source.config.output_prefix, sha256)) is None:
         return {}
+    # Of a mixture, how many tokens the run has read of each source that has any to train on.
+    read = iter(next((line["source_tokens"] for line in reversed(source.metrics()) if "source_tokens" in line), []))
+    found = tokens.facts.get("sources", [])
     sources = [
-        {"name": Path(each["entry"]).name, "train": each["train"], "valid": each["valid"]}
-        for each in tokens.facts.get("sources", [])
+        {"name": public_name(each["entry"]), "train": each["train"], "valid": each["valid"]}
+        | {"read": next(read, None) if each["train"]["tokens"] else None}
+        for each in found
     ]
-    return {"sha256": sha256, **{split: tokens.facts.get(split) for split in ("train", "valid")}, "sources": sources}
+    on_hub = dict.fromkeys(filter(None, (dataset_of(each["entry"]) for each in found)))
+    splits = {split: tokens.facts.get(split) for split in ("train", "valid")}
+    return {"sha256": sha256, **splits, "sources": sources, "datasets": [*on_hub]}
 
 
 def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license: str) -> str:
@@ -103,8 +112,9 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
     tags = ["zerokara", "fine-tuned" if finetuning else pretrained]
     tags += ["conversational"] if model.get("converses") else []
     tags += [] if is_causal else [model["task"]]
-    words = {"language": list(language) or None, "license": license or None}
-    data = ModelCardData(**words, library_name="transformers", tags=tags)
+    data = ModelCardData(license=license or None, library_name="transformers", tags=tags)
+    data.language = list(language) or None
+    data.datasets = (facts["data"] or {}).get("datasets") or None
     data.pipeline_tag = model["task"] if is_causal else None
     if finetuning and (test := finetuning["test"]):
         metric = finetuning["metric"]
@@ -114,7 +124,7 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
         result = EvalResult(
             task_type=model["task"],
             dataset_type="held-out",
-            dataset_name=finetuning["task"],
+            dataset_name=finetuning.get("name") or finetuning["task"],
             dataset_split="test",
             metric_type=metric,
             metric_name=f"{metric.replace('_', ' ')} ({unit}{interval}n = {test['num_examples']:,})",

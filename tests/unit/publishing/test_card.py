@@ -16,6 +16,7 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 from zerokara.base.durable import write_json
+from zerokara.corpus.find import public_name
 from zerokara.examples import facts as finetuning
 from zerokara.examples.facts import FinetuneFacts, SplitCounts, read
 from zerokara.publishing import card
@@ -86,9 +87,33 @@ def test_an_encoder_decoder_has_a_card_of_its_own(facts: dict[str, Any]) -> None
         assert words in text, words
 
 
-def test_a_language_that_nobody_named_is_not_named(facts: dict[str, Any]) -> None:
-    text = card.render(facts, name="me/first", language=[], license="cc-by-4.0")
-    assert "language:" not in text and " parameters, " in text
+def test_what_nobody_named_is_not_named(facts: dict[str, Any]) -> None:
+    text = card.render(facts, name="me/first", language=[], license="")
+    assert "language:" not in text and "license" not in text and "datasets:" not in text and " parameters, " in text
+
+
+def test_a_continued_model_may_converse_as_the_one_it_began_as(facts: dict[str, Any]) -> None:
+    assert "not trained to follow" in render(facts)
+    facts["training"]["init_from"], facts["model"]["converses"] = "base", True
+    text = render(facts)
+    assert "not trained to follow" not in text and "conversational" in ModelCard(text).data.tags
+    assert "apply_chat_template" in text
+
+
+def test_what_was_compared_at_export_is_said(facts: dict[str, Any]) -> None:
+    """A mixture of experts is not compared where rounding decides; both sides have the weights that are saved."""
+    assert "of the trained model with its weights rounded to bf16, over 99 tokens" in render(facts)
+    facts["model"]["dtype"], facts["proof"]["logits"]["positions_after_router_ties"] = "fp32", 9
+    assert "of the trained model, over 90 tokens" in render(facts)
+
+
+def test_sources_on_the_hub_and_what_was_read_of_each(facts: dict[str, Any]) -> None:
+    facts["data"] |= {"datasets": ["ada/novels"]}
+    facts["data"]["sources"][0] |= {"name": public_name("hf://datasets/ada/novels@v1/data/*.parquet"), "read": 17280}
+    text = render(facts)
+    assert ModelCard(text).data.datasets == ["ada/novels"]
+    assert "| ada/novels | train | 12 | 3,456 | 7.0 kB | 17,280 |" in text
+    assert public_name("/home/ada/novels.jsonl") == "novels.jsonl"
 
 
 def test_the_numbers_stand_in_it_and_the_hub_reads_its_front_matter(facts: dict[str, Any]) -> None:
@@ -149,7 +174,7 @@ def finetuned(facts: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     counts = {"train": train, "test": SplitCounts(500, dropped=3)}
     others = {"majority": 0.335, "character 3-grams": 0.861}
     made = FinetuneFacts(
-        task="Korean reviews", data=counts, metric="macro_f1", init_from="me|base",
+        task="text label", name="reviews.tsv", data=counts, metric="macro_f1", init_from="me|base",
         test=finetuning.MetricResult(0.8712, 0.851, 0.8899, 500, "global_step30"), baselines=others,
     )  # fmt: skip
     write_json(tmp_path / finetuning.NAME, asdict(made))
@@ -165,7 +190,7 @@ def test_a_fine_tuned_model_tells_its_task_its_data_and_how_it_is_asked(finetune
     finetuned["model"]["system_prompt"] = "Be <brief>."
     text = render(finetuned)
     for words in (
-        "me\\|base", "9,040 examples", "| train | 9,000 | 40 | 12 | 7 | 123,456 |", "| majority | 33.50% |",
+        "me\\|base on 9,040 examples of reviews.tsv (text label).", "| train | 9,000 | 40 | 12 | 7 | 123,456 |", "| majority | 33.50% |",
         "| **this model** | 87.12% | 85.10% to 88.99% |", card.inline(json.dumps(asked["prompt_template"])),
         "0: bad\\*, 1: good", '[{"role": "system", "content": "Be <brief>."}, {"role": "user", ',
     ):  # fmt: skip
