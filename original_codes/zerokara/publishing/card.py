@@ -7,7 +7,7 @@ Names and texts of others are escaped, never markup: a corpus file may be named 
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,8 @@ def _data(source: "CheckpointSource") -> dict[str, Any]:
     if (tokens := exported_folder.tokens_of(source.config.output_prefix, sha256)) is None:
         return {}
     # Of a mixture, how many tokens the run has read of each source that has any to train on.
-    read = iter(next((line["source_tokens"] for line in reversed(source.metrics()) if "source_tokens" in line), []))
+    lines = (line["source_tokens"] for line in reversed(source.metrics()) if "source_tokens" in line)
+    read: Iterator[int] = iter(next(lines, ()))
     found = tokens.facts.get("sources", [])
     sources = [
         {"name": public_name(each["entry"]), "train": each["train"], "valid": each["valid"]}

@@ -113,7 +113,7 @@ def test_sources_on_the_hub_and_what_was_read_of_each(facts: dict[str, Any]) -> 
     text = render(facts)
     assert ModelCard(text).data.datasets == ["ada/novels"]
     assert "| ada/novels | train | 12 | 3,456 | 7.0 kB | 17,280 |" in text
-    assert public_name("/home/ada/novels.jsonl") == "novels.jsonl"
+    assert public_name("corpora/novels.jsonl") == "novels.jsonl"
 
 
 def test_the_numbers_stand_in_it_and_the_hub_reads_its_front_matter(facts: dict[str, Any]) -> None:
@@ -190,7 +190,8 @@ def test_a_fine_tuned_model_tells_its_task_its_data_and_how_it_is_asked(finetune
     finetuned["model"]["system_prompt"] = "Be <brief>."
     text = render(finetuned)
     for words in (
-        "me\\|base on 9,040 examples of reviews.tsv (text label).", "| train | 9,000 | 40 | 12 | 7 | 123,456 |", "| majority | 33.50% |",
+        "me\\|base on 9,040 examples of reviews.tsv (text label).", "| train | 9,000 | 40 | 12 | 7 | 123,456 |",
+        "| majority | 33.50% |",
         "| **this model** | 87.12% | 85.10% to 88.99% |", card.inline(json.dumps(asked["prompt_template"])),
         "0: bad\\*, 1: good", '[{"role": "system", "content": "Be <brief>."}, {"role": "user", ',
     ):  # fmt: skip
@@ -204,7 +205,7 @@ def test_the_hub_reads_the_result(finetuned: dict[str, Any]) -> None:
     assert data.tags == ["zerokara", "fine-tuned", "conversational"] and data.model_name == "first"
     (result,) = data.eval_results or []
     where = (result.task_type, result.dataset_name, result.dataset_split)
-    assert where == ("text-generation", "Korean reviews", "test")
+    assert where == ("text-generation", "reviews.tsv", "test")
     assert (result.metric_type, result.metric_value) == ("macro_f1", 87.12), "as step 8 writes it"
     assert "95 % interval 85.1 to 88.99" in str(result.metric_name)
     snippet = text.partition("```python\n")[2].partition("```")[0]
