@@ -180,6 +180,9 @@ def guarded(work: Callable[[], None], resume_command: str = "") -> int:
             name = "" if error.filename is None else f" {shown(os.fsdecode(error.filename))}"  # a write has none
             message = f"failed: cannot read or write{name}: {error.strerror or error}"
             message += "; make room, or raise a limit (ulimit -f), and run it again" if error.errno in NO_ROOM else ""
+        elif type(error).__name__ == "OutOfMemoryError" and resume_command:  # torch's; it is not imported here
+            remedy = "if another program holds the GPU, wait for it, or compute on the CPU with CUDA_VISIBLE_DEVICES="
+            message = f"failed: {str(error).partition('. ')[0]}; {remedy}"
     if message:
         print(plain(redacted(message)), file=sys.stderr)
     _is_unread()

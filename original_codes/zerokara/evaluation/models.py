@@ -21,6 +21,7 @@ from transformers.masking_utils import sdpa_mask
 
 from zerokara.base import manifest
 from zerokara.base.errors import Fault, UserError, refuse
+from zerokara.base.progress import bytes_text, log
 from zerokara.evaluation.inputs import model_files, short_names
 from zerokara.huggingface import families, tokenizer_proof
 from zerokara.huggingface.model_folder import CONFIG
@@ -29,6 +30,8 @@ from zerokara.tokenizer.hugging_face import ANOTHER_MODEL, of_another_model, rea
 
 SEES_LATER_TOKENS = "not measured: the model sees later tokens, so it does not predict them"
 BLOCKS = "zerokara_blocks"
+_ROOM, _OTHER_BYTES = 2, 2 * 2**30
+"""Memory for a model, by the size of its files, which may hold 2 bytes a weight for 4; and for all that it computes."""
 NO_LIMIT_CONTEXT = 2048
 """Context length of a model that has no limit of its own (relative positions, recurrence)."""
 
@@ -113,7 +116,9 @@ class LoadedModel:
 
 
 def open_models(folders: Sequence[Path], device: str = "auto", precision: str = "fp32") -> list[LoadedModel]:
-    """Open the folders in order; `device` and `precision` as in `config.evaluate_config`.
+    """Open the folders in order; `device` and `precision` as in `config.evaluate_config`, or precision ``auto``.
+
+    A GPU on which there is no room is left alone, and that is reported, unless `device` demands it.
 
     Raises:
         UserError: a folder is not one of Hugging Face, or holds no safetensors; a fault for each.
@@ -121,7 +126,13 @@ def open_models(folders: Sequence[Path], device: str = "auto", precision: str = 
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(Fault("device", "there is no GPU that torch can use", value=device, remedy="set device: auto"))
     place = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
-    dtype = families.TORCH_DTYPES[precision]
+    if place.type == "cuda" and device == "auto":
+        largest = max(sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders)
+        needed, (free, _) = _ROOM * largest + _OTHER_BYTES, torch.cuda.mem_get_info()
+        if free < needed:
+            log(f"computed on the CPU: the GPU has {bytes_text(free)} free, {bytes_text(needed)} may be needed")
+            place = torch.device("cpu")
+    dtype = families.TORCH_DTYPES[{"cuda": "bf16", "cpu": "fp32"}[place.type] if precision == "auto" else precision]
     faults: list[Fault] = []
     opened: list[LoadedModel] = []
     for folder, name in zip(folders, short_names(folders), strict=True):

@@ -46,7 +46,7 @@ def generate(config: ConvertConfig, options: command.Options) -> None:
     from zerokara.evaluation.models import open_models
     from zerokara.huggingface.proof import SAMPLING
 
-    (model,) = open_models([folder])
+    (model,) = open_models([folder], precision="auto")
     torch.manual_seed(torch.seed() if options.seed is None else options.seed)
     own, settings = model.model.generation_config.to_diff_dict(), dict[str, Any]()
     converses, turns, tuned = bool(model.tokenizer.chat_template), list[Message](), facts.read(folder)

@@ -24,6 +24,7 @@ from zerokara.evaluation.bits_per_byte import Windowing, measure_texts, windowin
 from zerokara.evaluation.inputs import MeasuredText
 from zerokara.evaluation.models import BLOCKS, SEES_LATER_TOKENS, LoadedModel, open_models
 from zerokara.evaluation.results import Row
+from zerokara.huggingface import families
 from zerokara.model.cpu_attention import blocked_attention
 
 SHORT, LONG = "The naïve fox.", "the fox 日本語 \n  Größe " * 3
@@ -259,6 +260,20 @@ def test_no_model_is_measured_with_the_attention_of_cudnn(folders: dict[str, Pat
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.parametrize(("free", "device", "precision"), [(2**40, "cuda", "bf16"), (2**30, "cpu", "fp32")])
+def test_a_gpu_without_room_is_left_to_the_run_that_holds_it(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    free: int, device: str, precision: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 2**40))
+    (model,) = open_models([folders["gpt2"]], precision="auto")
+    assert (model.device.type, model.dtype) == (device, families.TORCH_DTYPES[precision])
+    assert ("GPU has 1.1 GB free" in capsys.readouterr().out) == (device == "cpu")
+    (demanded,) = open_models([folders["gpt2"]], "cuda")
+    assert demanded.device.type == "cuda"
 
 
 def test_one_model_is_in_memory_at_a_time(folders: dict[str, Path]) -> None:

@@ -56,6 +56,13 @@ def test_exit_codes(error: BaseException, code: int, printed: str, capsys: pytes
     assert (found.startswith(start) and found.endswith(end)) if start else found == printed
 
 
+def test_a_gpu_that_another_program_holds_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    error = type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 20.00 MiB.")
+    assert guarded(raising(error), "python 5_generate.py x") == 1
+    found = capsys.readouterr().err
+    assert found.startswith("failed: CUDA out of memory; ") and "CUDA_VISIBLE_DEVICES=" in found
+
+
 def test_a_terminal_obeys_no_name_or_text_of_others(capsys: pytest.CaptureFixture[str]) -> None:
     name = "a\x1b]0;pwned\x07\x1b[2J\r\x9b31m\udcff.jsonl\tx"
 
