@@ -99,13 +99,19 @@ def test_only_the_last_name_of_a_path_is_shared() -> None:
 
 
 @pytest.mark.slow
-def test_an_absent_server_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]) -> None:
+def test_an_absent_server_stops_nothing_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
+    import wandb
+
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(step_metrics, "SERVER_SECONDS", 2)
-    record(tmp_path, "online", 0, 1)
+    record(tmp_path, "online", 0, 3)
     (message,) = messages
     assert message.startswith("wandb: ") and "127.0.0.1:9" in message and KEY not in message
-    assert len(step_metrics.read(tmp_path)) == 1
+    wandb.teardown()  # its service writes the last records
+    (kept,) = tmp_path.glob("wandb/offline-run-*")
+    assert steps_recorded(kept) == [1, 2, 3] and len(step_metrics.read(tmp_path)) == 3
 
 
 def test_without_a_key_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]) -> None:

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +135,21 @@ class WeightsAndBiases:
         # Nobody would answer a prompt in the middle of a log.
         if online and not wbauth.authenticate_session(host=server, source="zerokara", prompt=False):
             raise LookupError("no API key: put it into WANDB_API_KEY, or log in once with .venv/bin/wandb login")
-        self._run = wandb.init(
+        start = partial(
+            wandb.init,
             project=config.wandb_project,
             name=run_dir.name,
             id=self._state["id"],
-            resume="allow" if online else None,
             dir=str(run_dir),
-            mode="online" if online else "offline",
             config=shared(config.model_dump(mode="json")),
             settings=wandb.Settings(init_timeout=SERVER_SECONDS, finish_timeout=SERVER_SECONDS, **_PRIVATE),
         )
+        try:
+            self._run = start(mode="online", resume="allow") if online else start(mode="offline")
+        except wandb.errors.CommError as error:
+            log(f"wandb: {reason(error)}; recorded offline, to be sent as docs/training.md says")
+            wandb.teardown()  # its service, where this id is in use
+            self._run = start(mode="offline")
 
     def show(self, step: int, values: Values) -> None:
         import wandb
@@ -170,6 +176,11 @@ def shared(value: Any) -> Any:
     if isinstance(value, list):
         return [shared(item) for item in value]
     return redacted(value).rstrip("/").rpartition("/")[2] if isinstance(value, str) else value
+
+
+def reason(error: Exception) -> str:
+    """What an error says, on one line and without secrets."""
+    return redacted(" ".join(str(error).split())) or type(error).__name__
 
 
 Tracker = Plots | TensorBoard | WeightsAndBiases
@@ -236,8 +247,7 @@ class Recorder:
             yield
         except Exception as error:
             self._trackers.pop(name, None)
-            message = redacted(" ".join(str(error).split())) or type(error).__name__
-            log(f"{name}: {message}; training continues without it")
+            log(f"{name}: {reason(error)}; training continues without it")
 
     def _write(self, content: bytes, syncs: bool = False) -> None:
         """Append `content`, behind what the disk has refused so far."""
