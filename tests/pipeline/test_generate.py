@@ -9,11 +9,12 @@ from pathlib import Path
 import evaluated_models
 import foreign_models
 import pytest
+import torch
 from evaluated_models import CONTEXT
 from foreign_models import STEP_1
 
 from zerokara.examples.chat_template import auto_source
-from zerokara.huggingface import tokenizer_json
+from zerokara.huggingface import proof, tokenizer_json
 from zerokara.steps import generate
 from zerokara.tokenizer.encoder import Encoder
 
@@ -48,7 +49,6 @@ def run(exported: Path, capfd: pytest.CaptureFixture[str]) -> Run:
 
 def expected(folder: Path, ids: list[int], tokens: int = TOKENS, **settings: object) -> str:
     """What plain transformers writes after some ids."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -68,6 +68,10 @@ def test_a_text_is_continued(exported: Path, run: Run) -> None:
     assert run(PROMPT, "--temperature", "0").startswith(PROMPT + greedy)
     assert run("", "--temperature", "0").startswith(expected(exported, [encoder.eos_id], do_sample=False))
     first, same, other = (run(PROMPT, "--seed", seed) for seed in "112")
+    torch.manual_seed(1)  # drawn from all tokens, as step 4's samples are
+    drawn = {"do_sample": True, "top_k": 0, **proof.SAMPLING}
+    words = re.findall(r"[a-z]+", expected(exported, encoder.prompt_ids(PROMPT), **drawn))
+    assert re.findall(r"[a-z]+", first[len(PROMPT) : first.index("\n…")]) == words  # a broken letter is shown otherwise
     assert first == same != other
 
 
