@@ -129,6 +129,7 @@ class RopeScaling(Entry):
 
 
 _WIDTHS = ("hidden_size", "num_attn_heads", "head_dim", "model_size")  # each may follow from the others
+_OF_EXPERTS = ("num_experts", "experts_per_token", "moe_ffn_hidden_size", "moe_layers")
 _SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": ((), ()),
     "yarn": (("original_max_position_embeddings",), ("attention_factor", "beta_fast", "beta_slow")),
@@ -204,6 +205,14 @@ class ModelSettings(Settings):
     def traits(self) -> Architecture:
         """The building blocks of the architecture."""
         return ARCHITECTURES[self.architecture]
+
+    @property
+    def without_effect(self) -> list[str]:
+        """Settings that somebody has changed, and that the architecture does not read."""
+        unread = {"noise_density", "mean_span_length"} if not self.traits.is_encoder_decoder else set()
+        unread |= set() if self.traits.moe_every else set(_OF_EXPERTS)
+        fields = type(self).model_fields
+        return [f"{key}: {getattr(self, key)}" for key in sorted(unread) if getattr(self, key) != fields[key].default]
 
     @property
     def lengths(self) -> SampleLengths:

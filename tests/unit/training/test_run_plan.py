@@ -170,6 +170,13 @@ def test_precision_follows_the_hardware_only_when_asked(make: Make) -> None:
     assert (plan.resolved.precision, plan.requested.precision) == ("fp32", "auto")
 
 
+def test_settings_that_the_architecture_does_not_read_are_noticed(make: Make) -> None:
+    rows = make("num_experts=16", "noise_density=0.2").data.plan_rows
+    assert ("note", "noise_density: 0.2, num_experts: 16 has no effect with architecture llama") in rows
+    rows = make("num_experts=4", "architecture=mixtral").data.plan_rows
+    assert "no effect" not in str((rows, make().data.plan_rows))
+
+
 def test_tokens_of_another_corpus_are_noticed(make: Make) -> None:
     paths = TokenPaths(make().resolved.output_prefix)
     (entry,) = [each["entry"] for each in orjson.loads(paths.manifest.read_bytes())["facts"]["sources"]]
