@@ -40,7 +40,8 @@ def facts() -> dict[str, Any]:
             "curve": {"loss": [{"step": 10, "value": 5.5}, {"step": 100, "value": 2.25}], "valid_loss": [],
                       "valid_bits_per_byte": []},
         },
-        "data": {"train": split, "valid": none, "sources": [{"name": "ja|1.jsonl", "train": split, "valid": none}]},
+        "data": {"train": split, "valid": none,
+                 "sources": [{"name": "ja|1.jsonl", "train": split, "valid": none, "read": None}]},
         "tokenizer": {"vocab_size": 321, "sha256": "abc"},
         "proof": {
             "logits": {"positions": 99, "max_difference": 2e-6, "tolerance": 1e-4, "logit_std": 1.5, "argmax_ties": 0,
