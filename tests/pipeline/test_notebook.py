@@ -76,6 +76,19 @@ def test_it_runs_from_top_to_bottom(model_dir: Path, monkeypatch: pytest.MonkeyP
     assert f"bits per byte    {total / math.log(2) / len(text.encode()):.3f}" in shown
 
 
+@pytest.mark.slow
+def test_a_text_follows_the_token_that_a_tokenizer_puts_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = evaluated_models.save(tmp_path, evaluated_models.dummy_prefix(), "llama")
+    shown = printed(execute(NOTEBOOK, folder, ["the fox"], monkeypatch, text='"the fox"', max_new_tokens="2"))
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.tensor([tokenizer("the fox")["input_ids"]])
+    assert ids[0, 0] == tokenizer.bos_token_id != tokenizer.eos_token_id
+    loss = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:])
+    assert f"perplexity       {math.exp(loss):,.2f} " in shown
+
+
 def test_without_a_model_it_says_which_step_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CellExecutionError) as raised:
         execute(NOTEBOOK, tmp_path, LINES, monkeypatch)
