@@ -57,11 +57,11 @@ class UploadSettings(Settings):
             yield self.fault("huggingface_name", rule, "e.g. my-team/first")
         # Only these are known to the Hub, which checks them when all else is sent.
         if not re.fullmatch(r"[a-z0-9.+-]*", self.license):
-            rule = "must be an identifier of https://huggingface.co/docs/hub/repositories-licenses, in small letters"
+            rule = "must be an identifier of https://huggingface.co/docs/hub/repositories-licenses, in lower case"
             yield self.fault("license", rule, f"e.g. {self.license.lower().replace(' ', '-')}, or other")
         for code in self.language:
             if not re.fullmatch(r"[a-z]{2,3}|code|multilingual", code):
-                rule = f"{code!r} must be a code of ISO 639 in small letters, code, or multilingual"
+                rule = f"{code!r} must be a code of ISO 639 in lower case, `code`, or `multilingual`"
                 yield self.fault("language", rule, "e.g. [ja], or [pt] for Portuguese of any country")
 
 

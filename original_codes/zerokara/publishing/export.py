@@ -75,9 +75,8 @@ def export(source: CheckpointSource, settings: ConvertConfig, documents: Sequenc
         lap("proof of logits")
         if faults := [fault for each in proofs.values() for fault in each.faults]:
             raise _failed(faults, proof.as_json(proofs, samples, examples=True), partial, folder)
-        facts = card.gather(source, encoder, settings.dtype, converses=bool(tokenizer.chat_template)) | proof.as_json(
-            proofs, samples
-        )
+        facts = card.gather(source, encoder, settings.dtype, converses=bool(tokenizer.chat_template))
+        facts |= proof.as_json(proofs, samples)
         if facts["finetuning"]:  # how the model is asked goes with its folder
             outputs["finetuning"] = [partial / finetuning.NAME]
             durable.write_json(partial / finetuning.NAME, facts["finetuning"])
