@@ -17,7 +17,7 @@ from pipeline import hub_server
 
 from zerokara.base import manifest
 from zerokara.publishing import exported_folder
-from zerokara.publishing.exported_folder import STEP, UPLOAD_RECORD_NAME
+from zerokara.publishing.exported_folder import STEP
 
 NAME = "ada/first"
 
@@ -273,7 +273,7 @@ def test_other_files_in_the_repository_stop_it_unless_redo(user: User, hub: Any,
     assert run.returncode == 0, run.stderr
     assert hub.repositories[NAME].commits == 1
     sent = hub.repositories[NAME].files.keys() - {".gitattributes"}
-    assert sent == {path.name for path in user.folder.iterdir()} - {manifest.NAME, UPLOAD_RECORD_NAME, "stray.txt"}
+    assert sent == {path.name for path in user.folder.iterdir()} - {manifest.NAME, "stray.txt"}
     assert is_streamed == ("Found 4 files" in run.stderr), "nothing is told where there is no terminal"
 
 

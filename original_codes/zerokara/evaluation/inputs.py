@@ -40,7 +40,7 @@ from zerokara.tokenizer.sampling import Reservoir
 
 _CONTENT = (".safetensors", ".json", ".model", ".txt", ".jinja")
 """Files that make a model what it is: weights, configuration, tokenizer (vocab.txt, merges.txt)."""
-_RECORDS = ("manifest.json", "upload.manifest.json", "trainer_state.json")
+_RECORDS = ("manifest.json", "trainer_state.json")
 Prompt = str | Sequence[formats.Message]
 """A text, or a conversation that ends with the user: ``role`` and ``content`` of each turn."""
 MAX_BAD = 0.01

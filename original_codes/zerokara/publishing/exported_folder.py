@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # step 1 asks for a name here, and needs neither
 
 STEP = "convert"
 CARD_NAME = "README.md"
-UPLOAD_RECORD_NAME = "upload.manifest.json"
-"""Manifest of step 6, beside the model; it is not uploaded."""
 _KEY = "output_tokenizer_and_model_dir"
 _BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2}
 _OTHER_BYTES = 64 * 2**20
@@ -97,7 +95,7 @@ def to_keep(folder: Path) -> list[str]:
     return sorted(
         name
         for name in found
-        if name not in (manifest.NAME, UPLOAD_RECORD_NAME)
+        if name != manifest.NAME
         and not name.startswith(".cache/")  # of huggingface_hub
         and (name not in ours or not manifest.is_unchanged(ours[name], record))
     )

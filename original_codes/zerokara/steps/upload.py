@@ -11,12 +11,11 @@ import time
 from functools import partial
 from pathlib import Path
 
-from zerokara.base import manifest
 from zerokara.base.errors import UserError
 from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.convert_config import ConvertConfig
 from zerokara.publishing import exported_folder
-from zerokara.steps import command, preflight
+from zerokara.steps import command
 
 
 def upload(config: ConvertConfig, options: command.Options) -> None:
@@ -29,8 +28,6 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
     from zerokara.publishing import card, hub
 
     made = exported_folder.proved(folder)
-    record_path = folder / exported_folder.UPLOAD_RECORD_NAME
-    preflight.check(config, preflight.Outputs("output_tokenizer_and_model_dir", [record_path]))
     text = card.renewed(was := exported_folder.read_card(folder), name, config.language, config.license)
     if text != was and not options.dry_run:
         exported_folder.write_card(folder, text)
@@ -54,9 +51,6 @@ def upload(config: ConvertConfig, options: command.Options) -> None:
         print(f"next: {named}{command.next_command('6_upload.py', options, config)}")
         return
     done = hub.upload(folder, files, name, private=config.private, replace=options.redo)
-    work = manifest.StepSpec("upload", {"repository": name}, inputs={"export": folder / manifest.NAME})
-    facts = {"url": done.url, "commit": done.commit, "private": done.private, "files": len(files), "bytes": total}
-    manifest.write(record_path, work, {}, facts, time.monotonic() - started)
     rows = [
         ("repository", f"{done.url} ({'private' if done.private else 'public'})"),
         ("commit", done.commit),

@@ -270,7 +270,6 @@ def test_what_somebody_wrote_into_an_export_is_found(tmp_path: Path) -> None:
     for name in ("README.md", "model.safetensors"):
         (tmp_path / name).write_text("ours", encoding="utf-8")
     record(tmp_path / "manifest.json", STEP, "README.md", "model.safetensors")
-    (tmp_path / "upload.manifest.json").touch()
     (tmp_path / "model.safetensors").touch()  # copied: another time of change, the same content
     assert exported_folder.to_keep(tmp_path) == exported_folder.to_keep(tmp_path / "new") == []
     (tmp_path / "README.md").write_text("mine", encoding="utf-8")
