@@ -91,6 +91,7 @@ def test_a_run_becomes_a_proved_folder(run_dir: Path, tokenizer: Path, capsys: p
     assert "dtype = fp32: was bf16" in capsys.readouterr().err
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
     (folder / "README.md").write_text("my card", encoding="utf-8")
+    assert convert(run_dir) == 0 and "done already" in capsys.readouterr().out
     assert convert(run_dir, "--set", "dtype=fp32", "--redo") == 0
     assert f"README.md, notes.txt; it is kept as {folder}.old-1" in capsys.readouterr().out
     assert (run_dir.parent / "hf.old-1" / "README.md").read_text(encoding="utf-8") == "my card"

@@ -10,7 +10,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -133,8 +133,12 @@ def sampled_sha256(paths: Iterable[Path]) -> str:
     return digest.hexdigest()[:12]
 
 
-def already_done(manifest_path: Path, spec: StepSpec, *, redo: bool = False) -> Manifest | None:
+def already_done(
+    manifest_path: Path, spec: StepSpec, *, redo: bool = False, editable: Collection[str] = ()
+) -> Manifest | None:
     """Return the manifest if this very step is complete and its outputs are unchanged; None if it has to run.
+
+    Outputs with an `editable` path may have changed.
 
     Raises UserError, with a fault for each difference, if it records another step, settings or inputs, without `redo`.
     """
@@ -145,7 +149,8 @@ def already_done(manifest_path: Path, spec: StepSpec, *, redo: bool = False) -> 
         rule = f"was written by step {done.step!r}, not {spec.step!r}"
         raise UserError(Fault(str(manifest_path), rule, remedy="choose another output in the configuration"))
     refuse(_differences(manifest_path, done, spec))
-    return done if all(is_unchanged(record, manifest_path) for record in chain(*done.outputs.values())) else None
+    kept = (record for record in chain(*done.outputs.values()) if record.path not in editable)
+    return done if all(is_unchanged(record, manifest_path) for record in kept) else None
 
 
 def write(

@@ -25,7 +25,8 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
     notebook = "5_fill_masked_spans_with_model.ipynb" if is_encoder_decoder else "5_play_with_model.ipynb"
     following = f"next: {talk}\nor try {folder} in {notebook}, or list an upload: {upload}"
     work = exported_folder.work(source, config)
-    done = manifest.already_done(folder / manifest.NAME, work, redo=options.redo)
+    card = [exported_folder.CARD_NAME]
+    done = manifest.already_done(folder / manifest.NAME, work, redo=options.redo, editable=card)
     if done is not None:
         log(f"step 4 convert: done already, {folder} was made from {source.folder} (--redo: again)")
         _print_samples(done.facts["samples"], is_encoder_decoder)
