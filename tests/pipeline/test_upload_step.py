@@ -139,10 +139,10 @@ def test_the_card_says_what_the_settings_say_when_it_is_sent(user: User, hub: An
     sent = hub.repositories["ada/second"].files["README.md"].decode()
     assert ModelCard(sent).data.to_dict() == {"language": ["pt", "ro"], "license": "cc-by-nc-4.0"}
     assert sent.endswith('# second\n\nname = "ada/second"\n')
-    card.write_text("---\n{}\n---\nBy hand.\n", encoding="utf-8")
+    card.write_text('---\n{}  # nothing yet\n---\nBy hand.\n\nname = "a" + "\\d"\n', encoding="utf-8")
     edited = user.run()
     assert edited.returncode == 0 and "names no language and no license" in edited.stdout, edited.stderr
-    assert hub.repositories[NAME].files["README.md"] == card.read_bytes() and b"By hand." in card.read_bytes()
+    assert hub.repositories[NAME].files["README.md"] == card.read_bytes() and b"# nothing yet" in card.read_bytes()
     assert exported_folder.to_keep(user.folder).count(card.name)
 
 

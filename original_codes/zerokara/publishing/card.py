@@ -148,15 +148,16 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
 
 def renewed(text: str, name: str, language: Sequence[str], license: str) -> str:
     """Return a card that says what the settings say now; where one is empty, the card's own word stays."""
-    loaded = re.search(r'^name = (".*")$', text, re.MULTILINE)  # in the code that loads the model
+    loaded = re.search(r'^name = "([^"\\\n]*)"$', text, re.MULTILINE)  # in the code that loads the model
     if name and loaded:
-        old, new = (f"# {inline(each.rpartition('/')[2])}\n" for each in (json.loads(loaded[1]), name))
+        old, new = (f"# {inline(each.rpartition('/')[2])}\n" for each in (loaded[1], name))
         line = f"name = {json.dumps(name, ensure_ascii=False)}"
         text = f"{text[: loaded.start()]}{line}{text[loaded.end() :]}".replace(old, new, 1)
-    card = ModelCard(text)
-    data: Any = card.data  # a ModelCardData
-    data.language, data.license = list(language) or data.language, license or data.license
-    return str(card)
+    card, words = ModelCard(text), {"language": [*language], "license": license}
+    changed = {key: word for key, word in words.items() if word and word != card.data.get(key)}
+    for key, word in changed.items():
+        card.data[key] = word
+    return str(card) if changed else text  # as somebody wrote its head
 
 
 def inline(text: str) -> str:
