@@ -147,7 +147,7 @@ class WeightsAndBiases:
         try:
             self._run = start(mode="online", resume="allow") if online else start(mode="offline")
         except wandb.errors.CommError as error:
-            log(f"wandb: {reason(error)}; recorded offline, to be sent as docs/training.md says")
+            log(f"wandb: {reason(error)}; recorded offline; send it before the next start (docs/training.md)")
             wandb.teardown()  # its service, where this id is in use
             self._run = start(mode="offline")
 
