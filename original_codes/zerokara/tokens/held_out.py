@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
 from zerokara.base.errors import UserError
-from zerokara.base.progress import Progress
+from zerokara.base.progress import Progress, plural
 from zerokara.config.data import DataSettings
 from zerokara.tokens.indexed import IndexedTokens
 
@@ -32,8 +32,9 @@ def num_valid_documents(config: DataSettings, source: int, num_documents: int) -
         return num_documents if key == "valid_jsonl" else 0
     num_valid = max(config.valid_min_documents, min(round(config.valid_fraction * num_documents), num_documents // 2))
     if num_documents < 2 * num_valid:
-        rule = f"the source {name} has {num_documents:,} documents, too few to hold out {num_valid:,} for validation"
-        remedy = f"set it to {num_documents // 2} or less, or valid_fraction to 0, or cut the text into more documents"
+        rule = f"the source {name} has {plural(num_documents, 'document')}, too few to hold out {num_valid:,} of them"
+        half = f"set it to {num_documents // 2} or less, or " if num_documents > 1 else "set "
+        remedy = f"{half}valid_fraction to 0, or cut the text into more documents"
         raise UserError(config.fault("valid_min_documents", rule, remedy))
     return num_valid
 
