@@ -1,5 +1,6 @@
 """Memory and cores that this process may use: the machine's, within its control groups and its own limit."""
 
+import errno
 import multiprocessing
 import os
 import resource
@@ -123,3 +124,7 @@ def test_a_pool_ends_though_a_worker_died_while_another_was_started() -> None:
                 future.result()
         killer.join()
         assert not multiprocessing.active_children()
+    with pytest.raises(BrokenProcessPool), resources.ended(ProcessPoolExecutor(1, context)):
+        raise OSError(errno.EBADF, "Bad file descriptor")  # in one of a thousand rounds
+    with pytest.raises(FileNotFoundError), resources.ended(ProcessPoolExecutor(1, context)):
+        raise FileNotFoundError(errno.ENOENT, "No such file", "a")

@@ -110,10 +110,16 @@ def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
 @contextmanager
 def ended(pool: Executor) -> Iterator[None]:
     """Kill the workers of a pool and shut it down when the block ends. If a worker dies while the pool starts another,
-    the pool by itself waits for the new one for ever."""
+    the pool by itself waits for the new one for ever, or closes the pipes that the new one is to have."""
     others = {*multiprocessing.active_children()}
     try:
         yield
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        from concurrent.futures.process import BrokenProcessPool  # ten milliseconds, which each step would wait
+
+        raise BrokenProcessPool("a worker died") from error
     finally:
         for worker in {*multiprocessing.active_children()} - others:
             worker.kill()
