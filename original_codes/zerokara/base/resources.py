@@ -115,7 +115,7 @@ def ended(pool: Executor) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno != errno.EBADF:
+        if error.errno != errno.EBADF and str(error) != "handle is closed":  # multiprocessing's own words
             raise
         from concurrent.futures.process import BrokenProcessPool  # ten milliseconds, which each step would wait
 
