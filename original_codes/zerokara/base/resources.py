@@ -110,7 +110,7 @@ def end_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
 @contextmanager
 def ended(pool: Executor) -> Iterator[None]:
     """Kill the workers of a pool and shut it down when the block ends. If a worker dies while the pool starts another,
-    the pool by itself waits for the new one for ever, or closes the pipes that the new one is to have."""
+    the pool by itself waits for the new one for ever, or closes the pipes that the new one needs."""
     others = {*multiprocessing.active_children()}
     try:
         yield

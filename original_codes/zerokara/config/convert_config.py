@@ -55,7 +55,7 @@ class UploadSettings(Settings):
         if name and not re.fullmatch(rf"(?!.*(--|\.\.)){part}/{part}(?<!\.git)", name):
             rule = "must be user/name in letters, digits, `-`, `_`, `.`, without `--`, `..`, or .git at the end"
             yield self.fault("huggingface_name", rule, "e.g. my-team/first")
-        # Only these are known to the Hub, which checks them when all else is sent.
+        # The Hub refuses other forms, but only at the upload.
         if not re.fullmatch(r"[a-z0-9.+-]*", self.license):
             rule = "must be an identifier of https://huggingface.co/docs/hub/repositories-licenses, in lower case"
             yield self.fault("license", rule, f"e.g. {self.license.lower().replace(' ', '-')}, or other")

@@ -43,7 +43,6 @@ _ABOUT = re.compile(
 )
 """Names of files about a dataset, a model or a program, and of those that our steps write."""
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
-_DATASET = re.compile("hf://datasets/([^/@]+/[^/@]+)")
 _REPEATED = "another name of what is included already"
 
 
@@ -180,7 +179,7 @@ def check_unchanged(files: Sequence[InputFile]) -> None:
 
 def dataset_of(entry: str) -> str | None:
     """Return owner/name of the data set on the Hub that an entry is in, if any."""
-    found = _DATASET.match(entry)
+    found = re.match("hf://datasets/([^/@]+/[^/@]+)", entry)
     return found and found[1]
 
 

@@ -31,7 +31,8 @@ from zerokara.tokenizer.hugging_face import ANOTHER_MODEL, of_another_model, rea
 SEES_LATER_TOKENS = "not measured: the model sees later tokens, so it does not predict them"
 BLOCKS = "zerokara_blocks"
 _ROOM, _OTHER_BYTES = 2, 2 * 2**30
-"""Memory for a model, by the size of its files, which may hold 2 bytes a weight for 4; and for all that it computes."""
+"""GPU memory that a model needs: `_ROOM` times the size of its files, since bf16 files may be loaded as fp32, and
+`_OTHER_BYTES` for its activations and its cache."""
 NO_LIMIT_CONTEXT = 2048
 """Context length of a model that has no limit of its own (relative positions, recurrence)."""
 
@@ -118,7 +119,7 @@ class LoadedModel:
 def open_models(folders: Sequence[Path], device: str = "auto", precision: str = "fp32") -> list[LoadedModel]:
     """Open the folders in order; `device` and `precision` as in `config.evaluate_config`, or precision ``auto``.
 
-    A GPU on which there is no room is left alone, and that is reported, unless `device` demands it.
+    With device ``auto`` they compute on the CPU if the GPU lacks room, and a message says so.
 
     Raises:
         UserError: a folder is not one of Hugging Face, or holds no safetensors; a fault for each.

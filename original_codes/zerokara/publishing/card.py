@@ -70,7 +70,7 @@ def gather(source: "CheckpointSource", encoder: "Encoder", dtype: str, *, conver
             "skipped_steps": state.skipped_steps,
             "seconds": round(state.seconds, 1),
             "precision": state.precision,
-            # What is still `auto` follows from another setting.
+            # A setting that is still `auto` tells a reader nothing.
             "settings": {name: value for name in settings if (value := getattr(source.config, name)) != "auto"},
             "curve": {name: _first_and_last(curve, name) for name in ("loss", "valid_loss", "valid_bits_per_byte")},
         },
@@ -147,7 +147,7 @@ def render(facts: dict[str, Any], *, name: str, language: Sequence[str], license
 
 
 def renewed(text: str, name: str, language: Sequence[str], license: str) -> str:
-    """Return a card that says what the settings say now; where one is empty, the card's own word stays."""
+    """Return a card with the name, language and license of the settings; an empty setting changes nothing."""
     loaded = re.search(r'^name = "([^"\\\n]*)"$', text, re.MULTILINE)  # in the code that loads the model
     if name and loaded:
         old, new = (f"# {inline(each.rpartition('/')[2])}\n" for each in (loaded[1], name))
@@ -157,7 +157,7 @@ def renewed(text: str, name: str, language: Sequence[str], license: str) -> str:
     changed = {key: word for key, word in words.items() if word and word != card.data.get(key)}
     for key, word in changed.items():
         card.data[key] = word
-    return str(card) if changed else text  # as somebody wrote its head
+    return str(card) if changed else text  # whose YAML keeps its comments
 
 
 def inline(text: str) -> str:

@@ -154,7 +154,7 @@ def files(export: manifest.Manifest) -> list[manifest.FileRecord]:
 
 
 def checked_files(folder: Path, export: manifest.Manifest) -> list[manifest.FileRecord]:
-    """Return all files, checked against the manifest, by content where they were touched since; any card will do.
+    """Compare all files but the model card with the manifest, and return their records, with one of the present card.
 
     Raises:
         UserError: lists every file that is missing, or has changed since it was proved.
@@ -181,7 +181,7 @@ def read_card(folder: Path) -> str:
         ModelCard(text := path.read_text(encoding="utf-8") if path.is_file() else "---\n{}\n---\n")
     except (ValueError, TypeError, yaml.YAMLError) as error:
         rule = f"is no UTF-8 text with YAML between two lines ---: {' '.join(str(error).split())}"
-        raise UserError(Fault(str(path), rule, remedy="repair it")) from error
+        raise UserError(Fault(str(path), rule, remedy="repair the file")) from error
     return text
 
 

@@ -47,7 +47,7 @@ class Uploaded:
 def upload(
     folder: Path, files: Sequence[FileRecord], repository: str, *, private: bool, replace: bool = False
 ) -> Uploaded:
-    """Upload `files` of `folder` and check that they arrived; `replace` deletes what others put into the repository.
+    """Upload `files` of `folder` and check that they arrived; `replace` discards other files and edits on the Hub.
 
     Raises:
         UserError: no token, or the repository is public though `private` is set, or holds other files, or a card that
@@ -95,7 +95,7 @@ def upload(
             )
             commit = str(done.oid)
             remote = _listing(api, repository, commit)
-        except (HfHubHTTPError, RuntimeError):  # the answer may be lost of a commit that was made
+        except (HfHubHTTPError, RuntimeError):  # the Hub may have made the commit, and only its answer was lost
             commit = str(api.model_info(repository).sha)
             remote = _listing(api, repository, commit)
             if differences(folder, files, remote):
@@ -162,8 +162,8 @@ def _errors_explained(repository: str, account: Sequence[str]) -> Iterator[None]
         # Errors in its upload threads are wrapped in a RuntimeError.
         cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
         if isinstance(cause, ValueError) and CARD_NAME in str(cause):  # huggingface_hub's _validate_yaml
-            rule = f"the Hub refuses the head of {CARD_NAME}: {' '.join(str(cause).split())}"
-            remedy = "set a language and a license that the Hub knows, or mend the head"
+            rule = f"the Hub refuses the metadata of {CARD_NAME}: {' '.join(str(cause).split())}"
+            remedy = f"set a language and a license that the Hub knows, or repair the YAML at the top of {CARD_NAME}"
             raise UserError(Fault(repository, rule, remedy=remedy)) from error
         message = f"the upload to {repository} failed ({type(cause).__name__}: {cause})"
         if isinstance(cause, HfHubHTTPError):

@@ -44,7 +44,7 @@ def convert(config: ConvertConfig, options: command.Options) -> None:
         print(f"  {folder} holds files that step 4 did not write, or that were changed: {kept}")
     base = source.state.facts.get("init_from")
     if base:
-        print(f"  the card names {config.license or 'no'} license; see that the license of {base} allows it")
+        print(f"  license: {config.license or '(none)'}; check that the license of {base} allows it")
     if options.dry_run:
         print("dry run: nothing was written")
         return

@@ -104,7 +104,7 @@ def test_an_export_stays_as_it_was_proved_but_for_the_record_of_its_card(tmp_pat
 def test_a_card_that_cannot_be_read_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "README.md").write_bytes(content)
     fault = fault_of(exported_folder.read_card, tmp_path)
-    assert fault.where == str(tmp_path / "README.md") and "repair it" in fault.remedy and "\n" not in fault.rule
+    assert fault.where == str(tmp_path / "README.md") and "repair the file" in fault.remedy and "\n" not in fault.rule
 
 
 def test_a_folder_without_a_card_gets_one(tmp_path: Path) -> None:

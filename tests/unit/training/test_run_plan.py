@@ -172,9 +172,9 @@ def test_precision_follows_the_hardware_only_when_asked(make: Make) -> None:
 
 def test_settings_that_the_architecture_does_not_read_are_noticed(make: Make) -> None:
     rows = make("num_experts=16", "noise_density=0.2").data.plan_rows
-    assert ("note", "noise_density: 0.2, num_experts: 16 has no effect with architecture llama") in rows
+    assert ("note", "without effect with architecture llama: noise_density: 0.2, num_experts: 16") in rows
     rows = make("num_experts=4", "architecture=mixtral").data.plan_rows
-    assert "no effect" not in str((rows, make().data.plan_rows))
+    assert "without effect" not in str((rows, make().data.plan_rows))
 
 
 def test_tokens_of_another_corpus_are_noticed(make: Make) -> None:

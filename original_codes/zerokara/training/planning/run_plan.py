@@ -97,7 +97,7 @@ def of_corpus(config: PretrainConfig, encoder: Encoder) -> PlannedData:
         rule = f"the documents begin without {encoder.pieces[encoder.start_id]}, which the tokenizer puts before a text"
         notes.append(("note", f"{rule}: step 2 with --redo adds it, for a new run"))
     if unread := config.without_effect:
-        notes.append(("note", f"{', '.join(unread)} has no effect with architecture {config.architecture}"))
+        notes.append(("note", f"without effect with architecture {config.architecture}: {', '.join(unread)}"))
     encoder.start_id = start
     turns = objective(config, encoder, config.seed, config.intra_document_masking)
     parts = [source.num_valid_tokens for source in (*training.sources, *training.held_out) if source.num_valid_tokens]
