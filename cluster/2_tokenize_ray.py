@@ -21,7 +21,7 @@ except ModuleNotFoundError:
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@ray.remote(num_cpus=1, max_retries=10, scheduling_strategy="SPREAD")
+@ray.remote(max_retries=10, scheduling_strategy="SPREAD")
 def part(number: int, of: int, options: list[str], folder: str) -> int:
     """Do a part in this process, so that the part ends with the process; return the exit code."""
     from zerokara.steps.tokenize import main
@@ -34,7 +34,10 @@ def run(of: int, options: list[str]) -> int:
     """Do all parts, and merge what they have made; the exit code."""
     environment = {"PYTHONPATH": str(ROOT / "original_codes"), "PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1"}
     ray.init(address="auto", runtime_env={"env_vars": environment})
-    waiting = [part.remote(number, of, options, os.getcwd()) for number in range(of)]
+    # A part has a worker for each core of its machine, which therefore does one part at a time.
+    counts = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+    cores = min(filter(None, counts), default=1)
+    waiting = [part.options(num_cpus=cores).remote(number, of, options, os.getcwd()) for number in range(of)]
     while waiting:
         ended, waiting = ray.wait(waiting)
         code = ray.get(ended[0])

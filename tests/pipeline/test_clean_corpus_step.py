@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,8 +16,10 @@ from typing import Any
 import psutil
 import pytest
 from configs import typed
-from corpus_files import json_lines, write_texts
+from corpus_files import json_lines, parquet, write_texts
 
+from zerokara.base import manifest
+from zerokara.base.errors import RunError
 from zerokara.corpus.compressed import zstd_module
 from zerokara.steps import clean_corpus
 
@@ -87,8 +89,9 @@ def test_a_report_and_then_the_clean_text(root: Path, made: dict[str, list[str]]
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
+    Path("out/dry_run.partial").mkdir(parents=True)  # of one that was killed
     dry = run("--dry-run")
-    assert not Path("out").exists()
+    assert not [*Path("out").iterdir()]
     reported = run()
     counts = {rule: f"{len(texts)} document" for rule, texts in made.items() if rule != "clean"}
     for shown in (dry, reported):
@@ -221,11 +224,102 @@ def test_damage_is_counted_and_never_fatal(tmp_path: Path, monkeypatch: pytest.M
     bomb = json_lines([_text(90)]) + b" " * (50 << 20) + b"\n"
     (tmp_path / "c.jsonl.zst").write_bytes(zstd_module().compress(bomb))
     (tmp_path / "clean_config.yaml").write_text("input: ['*.jsonl*']\noutput_dir: out\nreport_only: false\n")
-    assert clean_corpus.main([]) == 0
+    assert clean_corpus.main([]) == 2 and not Path("out/text").exists()
+    assert clean_corpus.main(typed(max_bad_fraction=0.1)) == 0
     reasons = [record["reason"] for record in _records(Path("out/dropped/unreadable.jsonl.zst"))]
     assert {"invalid UTF-8", "truncated or damaged file"} <= {*reasons}
     texts = [record["text"] for path in sorted(Path("out/text").iterdir()) for record in _records(path)]
     assert texts[:50] == [_text(seed) for seed in range(50)] and _text(90) in texts and _text(50) in texts
+
+
+def test_what_damaged_files_lost_is_counted_and_too_much_of_it_ends_the_cleaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of an interrupted download nobody knows how much is missing; what it kept of the work is not done again."""
+    monkeypatch.chdir(tmp_path)
+    packed = gzip.compress(json_lines([_text(seed) for seed in range(400)]))
+    Path("cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    write_texts(Path("whole.jsonl"), [_text(seed) for seed in range(400, 500)])
+    rows = parquet(50, text=[_text(seed) for seed in range(500, 600)])
+    Path("rows.parquet").write_bytes(rows[:100] + bytes(200) + rows[300:])
+    names = "[cut.jsonl.gz, rows.parquet, whole.jsonl]"
+    command = ["--config", "/dev/null", *typed(f"input={names}", "evaluation_data=[]", "output_dir=out")]
+    assert clean_corpus.main(command) == 0
+    said = capfd.readouterr().out
+    lost = f"{Path('cut.jsonl.gz').stat().st_size / 1000:.1f} kB"
+    assert re.search(r"lost .*cut\.jsonl\.gz \(.*" + f"{lost} of {lost} lost", said) and "rows.parquet (" in said
+    assert re.search(r"unreadable +51 documents", said), "the rows of a group, and the end of a file"
+    assert re.search(r"warning .*max_bad_fraction", said) or "no clean text is written" in said
+    page = Path("out/report.html").read_text(encoding="utf-8")
+    assert "are lost" in page and "this text is clean" not in page and "evaluation data</dt>" not in page
+    clean = [*command, *typed("report_only=false")]
+    assert clean_corpus.main(clean) == 2 and not Path("out/text").exists()
+    faults = capfd.readouterr().err
+    assert faults.count("max_bad_fraction = 0.01") == 2 and "cut.jsonl.gz" in faults
+    (bad,) = re.findall(r"they are in (\S+)-\*", faults)
+    assert [*Path().glob(f"{bad}-*")]
+    monkeypatch.setattr("zerokara.cleaning.stages.Judge", None)  # nothing is read again
+    assert clean_corpus.main([*clean, *typed("max_bad_fraction=1")]) == 0
+    assert json.loads(Path("out/report.json").read_bytes())["sources"]["cut.jsonl.gz"]["unreadable"]["lost bytes"]
+
+
+def test_a_text_that_changes_at_the_end_is_not_recorded_as_cleaned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_texts(Path("a.jsonl"), [_text(seed) for seed in range(3)])
+    command = ["--config", "/dev/null", *typed("input=[a.jsonl]", "evaluation_data=[]", "output_dir=out")]
+    hash_files = manifest.hash_files
+
+    def changing(files: Iterable[Path]) -> dict[manifest.FileKey, str]:
+        with Path("a.jsonl").open("ab") as file:
+            file.write(json_lines([_text(9)]))
+        return hash_files(files)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "hash_files", changing)
+        assert clean_corpus.main([*command, *typed("report_only=false")]) == 1
+    assert "changed while it was read" in capfd.readouterr().err and not Path("out/manifest.json").exists()
+    assert clean_corpus.main([*command, *typed("report_only=false")]) == 0
+    texts = [record["text"] for path in Path("out/text").iterdir() for record in _records(path)]
+    assert _text(9) in texts
+
+
+def test_slurm_may_be_out_of_reach_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from zerokara.cleaning import executors
+
+    squeue = tmp_path / "squeue"
+    squeue.write_text(
+        "#!/bin/sh\nread n < count; echo $((n + 1)) > count\n"
+        "case $n in 0) echo 17;; 1|2) echo 'slurm_load_jobs error' >&2; exit 1;; 3) echo 17;; esac\n"
+    )
+    squeue.chmod(0o755)
+    (tmp_path / "count").write_text("0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(executors, "_POLL_SECONDS", 0)
+    executors._wait_for_slurm("job")
+    assert (tmp_path / "count").read_text() == "5\n"
+    assert capsys.readouterr().out.count("slurm_load_jobs error") == 1
+    (tmp_path / "count").write_text("1\n")
+    monkeypatch.setattr(executors, "_PATIENCE_SECONDS", -1)
+    with pytest.raises(RunError, match="slurm_load_jobs error; the jobs go on"):
+        executors._wait_for_slurm("job")
+
+
+def test_a_large_compressed_file_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from zerokara.cleaning import executors
+
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl.gz").write_bytes(gzip.compress(json_lines([_text(seed) for seed in range(3)])))
+    command = ["--config", "/dev/null", *typed("input=[a.jsonl.gz]", "evaluation_data=[]", "output_dir=out")]
+    assert clean_corpus.main(command) == 0 and "split" not in capsys.readouterr().out
+    monkeypatch.setattr(executors, "_WORKER_BYTES", 1000)
+    assert clean_corpus.main(command) == 0 and "zcat a.jsonl.gz | split" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

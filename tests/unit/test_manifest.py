@@ -9,6 +9,7 @@ import pytest
 from configs import fault_of, refused
 
 from zerokara.base import manifest, progress
+from zerokara.base.errors import RunError
 from zerokara.base.manifest import StepSpec
 
 
@@ -52,6 +53,27 @@ def test_a_missing_or_changed_output_has_to_be_made_again(done: tuple[Path, Step
     assert manifest.already_done(path, spec) is None
     path.with_name("out.txt").unlink()
     assert manifest.already_done(path, spec) is None
+
+
+def test_what_changed_before_it_was_recorded_is_not_recorded(done: tuple[Path, StepSpec]) -> None:
+    path, spec = done
+    path.unlink()
+
+    def changed() -> None:
+        raise RunError("changed")
+
+    with pytest.raises(RunError, match="changed"):
+        manifest.write(path, spec, {}, {}, 1.0, check=changed)
+    assert not path.exists()
+
+
+def test_a_remote_file_of_another_size_is_another_though_its_server_knows_no_content_id(tmp_path: Path) -> None:
+    def spec(size: int) -> StepSpec:
+        return StepSpec("step", {}, {"source": [manifest.FileRecord("ftp://host/a.jsonl", size, "", 0)]})
+
+    manifest.write(tmp_path / "manifest.json", spec(100), {}, {}, 1.0)
+    assert manifest.already_done(tmp_path / "manifest.json", spec(100))
+    assert "100 bytes" in fault_of(manifest.already_done, tmp_path / "manifest.json", spec(200)).rule
 
 
 @pytest.fixture

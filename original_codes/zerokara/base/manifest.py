@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from zerokara import __version__
 from zerokara.base.durable import write_json
-from zerokara.base.errors import Fault, UserError, nearest, refuse, shown
+from zerokara.base.errors import Fault, RunError, UserError, nearest, refuse, shown
 from zerokara.base.progress import Progress, plural
 from zerokara.base.resources import available_cores
 
@@ -161,10 +161,12 @@ def write(
     seconds: float,
     hashes: Mapping[FileKey, str] | None = None,
     published: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Write the manifest, the last action of a step.
 
     `hashes` are known SHA-256 that need no computing. A `published` manifest does not reveal paths of this machine.
+    `check` raises if an input that is hashed by now is not what the step read.
     """
     known, folder = hashes or {}, manifest_path.parent.resolve()
     settings, facts = orjson.loads(orjson.dumps([spec.settings, facts]))  # as they read back
@@ -178,6 +180,7 @@ def write(
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         versions={"zerokara": __version__, "python": platform.python_version()},
     )
+    check()
     write_json(manifest_path, asdict(made))
     return made
 
@@ -224,7 +227,8 @@ def _differences(manifest_path: Path, done: Manifest, spec: StepSpec) -> Iterato
     inputs = _records(spec.inputs, shown, known)
     for name in sorted(done.inputs.keys() | inputs.keys()):
         was_files, now_files = done.inputs.get(name, []), inputs.get(name, [])
-        if [record.sha256 for record in was_files] != [record.sha256 for record in now_files]:
+        was_contents, now_contents = ([(each.sha256, each.bytes) for each in files] for files in (was_files, now_files))
+        if was_contents != now_contents:
             rule = f"has changed since this output was made (it was {_brief(was_files)})"
             yield Fault(str(manifest_path), rule, name, _brief(now_files), remedy)
 
@@ -240,6 +244,8 @@ def _records(paths: Paths, name_of: Callable[[Path], str], known: Mapping[FileKe
     listed = {name: [files] if isinstance(files, Path) else files for name, files in paths.items()}
     keys = {file: file_key(file) for file in chain(*listed.values()) if isinstance(file, Path)}
     hashes = {**known, **hash_files([file for file, key in keys.items() if key not in known])}
+    if changed := next((key.path for key in keys.values() if key not in hashes), ""):
+        raise RunError(f"{changed} changed while it was read; run the same command again when it is complete")
     records = {
         file: FileRecord(name_of(file.resolve()), key.bytes, hashes[key], key.modified_ns) for file, key in keys.items()
     }

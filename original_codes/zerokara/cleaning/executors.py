@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,17 @@ from loguru import logger
 
 from zerokara.base.durable import atomic_file, make_folders, sync_folder
 from zerokara.base.errors import RunError
-from zerokara.base.progress import Progress, log, plural
+from zerokara.base.progress import Progress, bytes_text, log, plural
 from zerokara.base.resources import available_cores, available_memory, end_with_step, ended, start_fork_server
 from zerokara.cleaning import stages
 from zerokara.cleaning.plan import CLEAN, Plan
+from zerokara.corpus.read import has_unknown_size, total_plain_bytes
 
 Stage = Callable[[Plan, Path, int, int], None]
 _WORKER_BYTES = 2_000_000_000
-_POLL_SECONDS = 2.0
+_MEMORY_A_BYTE = 0.75
+"""Bytes of memory that reading takes for each byte of text, of documents of 3.4 kB; of shorter ones more."""
+_POLL_SECONDS, _PATIENCE_SECONDS = 2.0, 3600.0
 MOVING = "moving"
 """Mark beside the work folder, from when outputs are replaced until the manifest is written."""
 
@@ -37,6 +41,18 @@ MOVING = "moving"
 def num_workers(plan: Plan) -> int:
     most, wanted = min(available_cores(), max(1, available_memory() // _WORKER_BYTES)), plan.config.num_workers
     return min(most if wanted == "auto" else wanted, len(plan.tasks))
+
+
+def memory_warning(plan: Plan) -> str:
+    """Warn of the largest compressed file, which is a task that nothing can cut; empty if it is small."""
+    config = plan.config
+    packed = [file for file in plan.files if has_unknown_size(file, config.txt_document)]
+    largest = max(packed, key=attrgetter("bytes"), default=None)
+    needed = _MEMORY_A_BYTE * total_plain_bytes([largest], config.text_field) if largest else 0
+    if largest is None or needed < _WORKER_BYTES:
+        return ""
+    cut = f"zcat {largest.name} | split -l 500000 --filter='gzip > $FILE.jsonl.gz'"
+    return f"warning: {largest.name} is one task, of about {bytes_text(needed)} of memory; cut it, e.g. with: {cut}"
 
 
 def run(folder: Path, plan: Plan) -> None:
@@ -112,7 +128,8 @@ def _run_here(executor: LocalPipelineExecutor, label: str) -> None:
                     future.result()
                 progress.advance(len(done))
     except BrokenProcessPool:
-        remedy = "most often the machine ran out of memory: run again with fewer processes (--set num_workers=1)"
+        remedy = "most often the machine ran out of memory: run again with fewer processes (--set num_workers=1), and "
+        remedy += "cut compressed files of more than a gigabyte"
         raise RunError(f"a process died; what is done is kept, and the same command resumes; {remedy}") from None
 
 
@@ -122,8 +139,23 @@ def _begin() -> None:
 
 
 def _wait_for_slurm(job: str) -> None:
-    """Wait until no job of this name is left."""
-    while subprocess.run(["squeue", "-h", "-n", job], check=True, capture_output=True).stdout.strip():
+    """Wait until no job of this name is left; Slurm may be out of reach for an hour, as when its controller restarts.
+
+    Raises:
+        RunError: it is out of reach for longer.
+    """
+    answered, told = time.monotonic(), ""
+    while True:
+        asked = subprocess.run(["squeue", "-h", "-n", job], capture_output=True, encoding="utf-8", check=False)
+        if not asked.returncode:
+            if not asked.stdout.strip():
+                return
+            answered = time.monotonic()
+        elif time.monotonic() - answered > _PATIENCE_SECONDS:
+            raise RunError(f"squeue fails: {asked.stderr.strip()}; the jobs go on, and the same command waits for them")
+        elif asked.stderr != told:
+            told = asked.stderr
+            log(f"warning: squeue failed, and is asked again: {told.strip()}")
         time.sleep(_POLL_SECONDS)
 
 

@@ -24,9 +24,9 @@ from zerokara.corpus.read import Range, gathered, ranges, read
 from zerokara.corpus.token_hashes import NgramIndex, hashes_of, tokens_per_word
 from zerokara.examples.formats import read_records
 
-READ, CLEAN, UNREADABLE = "read", "text", "unreadable"
+READ, CLEAN, UNREADABLE, LOST = "read", "text", "unreadable", "lost bytes"
 EXACT, NEAR, LINES = "exact_duplicates", "near_duplicates", "repeated_lines"
-_FORMAT = 5
+_FORMAT = 6
 """Raised when the same plan would give other results."""
 _TASK_BYTES, _LEAST_TASKS, _MOST_TASKS = 64_000_000, 16, 4000
 _EVALUATION = Formats({**CORPUS.of_suffix, ".tsv": "tsv"}, f"{CORPUS.text}; .tsv")
@@ -83,13 +83,13 @@ class Plan:
     @property
     def settings(self) -> dict[str, Any]:
         """What the results depend on, but for the files."""
-        apart = {"input", "output_dir", "report_only", "evaluation_data", "executor", "executor_options", "num_workers"}
-        return self.config.model_dump(exclude=apart)
+        apart = {"input", "output_dir", "report_only", "evaluation_data", "max_bad_fraction"}
+        return self.config.model_dump(exclude={*apart, "executor", "executor_options", "num_workers"})
 
     @property
     def work_folder(self) -> Path:
         """The folder for what the stages leave, named by all that this depends on."""
-        files = [[file.name, file.bytes, file.modified_ns] for file in (*self.files, *self.evaluation_files)]
+        files = [[file.name, file.bytes, file.version] for file in (*self.files, *self.evaluation_files)]
         content = orjson.dumps([_FORMAT, self.settings, files, len(self.files)])
         return Path(self.config.output_dir, f"work{PARTIAL_SUFFIX}", sha256(content).hexdigest()[:16])
 
@@ -136,7 +136,7 @@ def _texts(files: list[InputFile]) -> Iterator[tuple[int, str]]:
             yield from ((number, row.text) for row in read(Range(file)) if isinstance(row, Document))
         for row in rows:
             if isinstance(row, Document):
-                yield number, row.text
+                yield from ((number, cell) for cell in row.text.split("\t"))  # such a file may be a table
             elif isinstance(row, BadLine) or row.reason:
                 num_bad += row.reason not in HARMLESS
             else:

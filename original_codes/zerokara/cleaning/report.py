@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from zerokara.base.errors import Fault
 from zerokara.base.pages import template
 from zerokara.base.progress import bytes_text, plural
-from zerokara.cleaning.plan import CLEAN, READ, Plan, facts, joined
+from zerokara.cleaning.plan import CLEAN, LOST, READ, UNREADABLE, Plan, facts, joined
 from zerokara.cleaning.stages import line_key, shown
+from zerokara.corpus.documents import Reason
+from zerokara.corpus.tally import ReadTally, faults_of
 
 _NUM_EXAMPLES, _NUM_CHARACTERS = 3, 400
 
@@ -34,16 +37,26 @@ class Report:
         cleaned = joined(folder, "cleaned")
         self.num_equal = len(cleaned) - len(np.unique(cleaned))
         """Texts that became equal to others when repeated lines were cut, after the search for copies."""
+        bad = defaultdict[str, Counter[str]](Counter)
         for found in facts(folder, "write", len(plan.tasks)):
             self._texts.update(found["texts"])
             for name, tally in found["tallies"].items():
                 for key, number in tally.items():
                     source, _, unit = key.partition("\t")
                     self.sources[entries[source]][name][unit] += number
+                    bad[source][unit] += number if name == UNREADABLE else 0
+        self.read = ReadTally(self.total(READ, "documents"))
+        for file in plan.files:
+            reasons = Counter[str]({reason: bad[file.name][reason] for reason in Reason if bad[file.name][reason]})
+            self.read.add(file, 0, reasons, bad[file.name][LOST], Reason.DAMAGED if reasons[Reason.DAMAGED] else "")
 
     def total(self, name: str, unit: str = "bytes") -> int:
         """Documents or bytes of what stays (`CLEAN`) or a rule dropped, of all entries."""
         return sum(tally[name][unit] for tally in self.sources.values())
+
+    def faults(self, listed: str = "") -> list[Fault]:
+        """Faults if too much cannot be read; `listed` tells where that is."""
+        return faults_of(self.config, "input", self.read, listed)
 
     @property
     def dropped(self) -> list[tuple[str, int, int]]:
@@ -84,6 +97,7 @@ class Report:
         return [
             ("read", f"{plural(self.total(READ, 'documents'), 'document')}, {bytes_text(size)} of text"),
             *((rule, f"{plural(n, 'document')}, {bytes_text(b)} ({b / size:.2%})") for rule, n, b in self.dropped),
+            *([("lost", self.read.losses)] if self.read.bytes_lost else []),
             ("stays", f"{plural(self.total(CLEAN, 'documents'), 'document')}, {bytes_text(left)} ({left / size:.1%})"),
             *([("warning", again)] if self.config.exact_duplicates and self.num_equal else []),
         ]

@@ -14,10 +14,11 @@ import re
 import unicodedata
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise, takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from zerokara.base.durable import atomic_file, write_json
-from zerokara.cleaning.plan import CLEAN, EXACT, LINES, NEAR, READ, UNREADABLE, Plan, facts, joined, save, saved
+from zerokara.cleaning.plan import CLEAN, EXACT, LINES, LOST, NEAR, READ, UNREADABLE, Plan, facts, joined, save, saved
 from zerokara.cleaning.rules import Judge
 from zerokara.corpus.compressed import zstd_module
 from zerokara.corpus.documents import HARMLESS, BadLine
@@ -222,30 +223,32 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
         row = np.searchsorted(repeated[:, 0], np.uint64(key))
         return bool(row < len(repeated) and repeated[row, 0] == key and repeated[row, 2] != document)
 
-    def count(name: str, size: int) -> None:
-        tallies[name].update({f"{here['source']}\tdocuments": 1, f"{here['source']}\tbytes": size})
+    def count(name: str, units: Mapping[str, int]) -> None:
+        tallies[name].update({f"{here['source']}\t{unit}": number for unit, number in units.items()})
 
     zstd = zstd_module()
     with_checksum = {zstd.CompressionParameter.checksum_flag: 1}
     with ExitStack() as stack:
         files: dict[str, IO[bytes]] = {}
 
-        def put(name: str, text: str, size: int | None = None, **more: Any) -> None:
+        def put(name: str, text: str, units: Mapping[str, int] = MappingProxyType({}), **more: Any) -> None:
             if name not in files:
                 file = stack.enter_context(atomic_file(folder / f"{name}-{rank:05d}.jsonl.zst"))
                 files[name] = stack.enter_context(zstd.open(file, "wb", options=with_checksum))
             files[name].write(orjson.dumps({"text": text} | here | more, option=orjson.OPT_APPEND_NEWLINE))
-            count(name, len(text.encode()) if size is None else size)
+            count(name, units or {"documents": 1, "bytes": len(text.encode())})
 
         for part, line, item in plan.read(rank):
             here = place(rank, part, line)
             if isinstance(item, BadLine):
                 if item.reason not in HARMLESS:
-                    count(READ, item.bytes)
-                    put(UNREADABLE, item.excerpt, item.bytes, reason=item.reason)
+                    units = {"documents": item.documents, "bytes": item.bytes}
+                    count(READ, units)
+                    units |= {item.reason: item.documents, LOST: item.lost_bytes}
+                    put(UNREADABLE, item.excerpt, units, reason=item.reason)
                 continue
             text, verdict = item.text, next(verdicts)
-            count(READ, len(text.encode()))
+            count(READ, {"documents": 1, "bytes": len(text.encode())})
             if verdict:
                 put(plan.rules[verdict - 1], text)
                 continue

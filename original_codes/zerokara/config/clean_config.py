@@ -22,6 +22,9 @@ class CleanedText(Settings):
     """Field of a JSON line, or column of a .parquet, that holds the text."""
     txt_document: Literal["file", "line"] = "file"
     """Document of a .txt file: the whole `file`, or each `line`."""
+    max_bad_fraction: Fraction = 0.01
+    """Largest tolerated share of unreadable documents, and of bytes that damaged files lost; above it no clean text is
+    written."""
     output_dir: Text = "data/embedded/clean"
     """Folder for report.html, the clean text (text/*.jsonl.zst), and what each rule dropped (dropped/)."""
     report_only: bool = True

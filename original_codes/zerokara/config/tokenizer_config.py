@@ -32,7 +32,8 @@ class TokenizerConfig(Settings):
     txt_document: Literal["file", "line"] = "file"
     """Document of a .txt file: the whole `file`, or each `line`."""
     max_bad_fraction: Fraction = 0.01
-    """Largest tolerated share of unreadable documents; above it the step fails."""
+    """Largest tolerated share of unreadable documents, and of bytes that damaged files lost; above it the step
+    fails."""
     output_dir: Text = "tokenizers/embedded"
     """Folder for tokenizer.model, tokenizer.vocab and the report."""
     vocab_size: Annotated[PositiveInt, Field(ge=FEWEST_PIECES, le=1_000_000)] = 8000

@@ -105,6 +105,11 @@ class InputFile:
         return shown(self.path if self.remote is None else self.remote.path)
 
     @property
+    def version(self) -> int | str:
+        """What differs where the content does: the time of change in ns, or a content id."""
+        return self.remote.sha256 if self.remote else self.modified_ns
+
+    @property
     def is_compressed(self) -> bool:
         """True if lines must be decompressed to be read (a .parquet compresses its pages itself)."""
         return self.compression != "none"
@@ -174,7 +179,7 @@ def check_unchanged(files: Sequence[InputFile]) -> None:
         status = file.path.stat()
         if (status.st_size, status.st_mtime_ns) != (file.bytes, file.modified_ns):
             changed = f"{file.name} changed while it was read (it had {file.bytes:,} bytes, now {status.st_size:,})"
-            raise RunError(f"{changed}; nothing was written; run again when it is complete")
+            raise RunError(f"{changed}; run the same command again when it is complete")
 
 
 def dataset_of(entry: str) -> str | None:

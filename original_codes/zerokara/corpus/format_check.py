@@ -16,7 +16,7 @@ from zerokara.corpus import documents
 from zerokara.corpus.compressed import CompressedReader
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, object_of_line
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.read import BUFFER_BYTES, Range, read
+from zerokara.corpus.read import BUFFER_BYTES, Range, is_one_document, read
 
 HEAD_LINES = 50
 """Bad lines that show a wrong format."""
@@ -42,11 +42,16 @@ def check_formats(files: Sequence[InputFile], text_field: str, txt_document: Txt
     try:
         for source in sorted({file.source for file in files}):
             filled = [file for file in files if file.source == source and file.bytes]
+            too_long = [
+                file for file in filled if is_one_document(file, txt_document) and file.bytes > documents.MAX_LINE_BYTES
+            ]
+            faults += map(_too_long, too_long[:10])
+            filled = [file for file in filled if file not in too_long]
             most = MAX_REMOTE_FILES if any(file.remote for file in filled) else MAX_FILES
             checked = filled[:: -(-len(filled) // most) or 1]
             misnamed = {file: fault for file in checked if (fault := _misnamed(file))}
             checked = [file for file in checked if file not in misnamed]
-            bad = [(file, lines) for file in checked if (lines := _bad_head(file, text_field, txt_document))]
+            bad = [(file, lines) for file in checked if (lines := _bad_head(file, text_field))]
             if len(bad) < len(checked):
                 bad = [one for one in bad if len(one[1]) >= LINES_TO_JUDGE_ONE_FILE or _other_format(*one)]
             faults += list(misnamed.values())[:10]
@@ -70,10 +75,13 @@ def _misnamed(file: InputFile) -> Fault | None:
     return Fault(where=file.name, rule=rule, remedy=f"rename it to end in {_ENDINGS.get(found, '.parquet')}")
 
 
-def _bad_head(file: InputFile, text_field: str, txt_document: TxtDocument) -> list[BadLine]:
+def _too_long(file: InputFile) -> Fault:
+    rule = f"is one document of {file.bytes:,} bytes; at most {documents.MAX_LINE_BYTES:,} are read as one"
+    return Fault(file.name, rule, remedy="split it, or set txt_document: line, so that each line is a document")
+
+
+def _bad_head(file: InputFile, text_field: str) -> list[BadLine]:
     """Bad lines at the start of a file, if there is no document among them; else nothing."""
-    if file.format == "txt" and txt_document == "file" and file.bytes > documents.MAX_LINE_BYTES:
-        return [BadLine(file, 1, 0, Reason.TOO_LONG, "")]
     bad, size = list[BadLine](), 0
     for item in islice(read(Range(file), text_field, "line"), MAX_LINES):
         if isinstance(item, Document):
@@ -99,9 +107,6 @@ def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> 
         remedy = f"its fields are: {', '.join(fields)}; set text_field ({where}) to the one of the text"
         if fields == [text_field]:
             remedy = "it is the only field: convert it to strings"
-    elif reason is Reason.TOO_LONG and file.format == "txt":
-        rule = f"is one document of {file.bytes:,} bytes; at most {documents.MAX_LINE_BYTES:,} are read as one"
-        remedy = "set txt_document: line, so that each line is a document"
     elif reason is Reason.DAMAGED:
         remedy = "download or create the file again, or leave it out of the input"
     elif other := _other_format(file, bad):

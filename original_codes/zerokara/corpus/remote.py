@@ -26,7 +26,10 @@ from zerokara.base.manifest import FileRecord
 HUB = "hf://"
 _AGREE = f"agree on its page at {constants.ENDPOINT}, then set HF_TOKEN or run: hf auth login"
 CONVERSION = "; the Hub's own conversion, where it made one, is hf://datasets/owner/name@refs/convert/parquet"
-_CONTENT_IDS = ("md5Hash", "ETag", "etag", "checksum", "mtime", "LastModified", "last_modified", "modified", "created")
+_CONTENT_IDS = (
+    *("md5Hash", "ETag", "etag", "checksum", "Content-MD5", "Digest", "sha", "mtime", "modificationTime"),
+    *("LastModified", "Last-Modified", "last_modified", "modified", "modify", "created"),
+)
 """Names that packages give to what changes with a file's content, the best first."""
 
 

@@ -100,7 +100,6 @@ def prepare(
         counts = splitter.run()
         outputs += [paths.quarantine] if any(each.bad for each in counts.values()) else []
         _check_counts(config, paths, counts)
-        check_unchanged(all_files)
         made = [path_of(paths.prefix(split)) for split in counts for path_of in (bin_path, idx_path)]
         made += [paths.texts(split) for split in counts if split != "train" or template is not None]
         facts = {
@@ -111,7 +110,8 @@ def prepare(
             "end_ids": template.end_ids if template else [encoder.eos_id],
             "splits": {split: asdict(each) for split, each in counts.items()},
         }
-        manifest.write(paths.manifest, spec, {"examples": [*made, *outputs]}, facts, time.monotonic() - started)
+        seconds, check = time.monotonic() - started, partial(check_unchanged, all_files)
+        manifest.write(paths.manifest, spec, {"examples": [*made, *outputs]}, facts, seconds, check=check)
         outputs += made
     prepared = ExampleFiles.read(config.output_prefix)
     summary("examples: prepared", [*_summary_rows(paths, prepared), ("time", seconds_text(time.monotonic() - started))])

@@ -5,16 +5,19 @@ import time
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from zerokara.base import file_lock, manifest
 from zerokara.base.durable import PARTIAL_SUFFIX, make_folders, remove_folder, write_file, write_json
-from zerokara.base.errors import Fault, UserError
+from zerokara.base.errors import Fault, UserError, refuse
 from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.clean_config import CleanConfig
-from zerokara.corpus.find import for_manifest
+from zerokara.corpus.find import check_unchanged, for_manifest
 from zerokara.corpus.format_check import check_formats
 from zerokara.steps import command, preflight
+
+if TYPE_CHECKING:  # numpy
+    from zerokara.cleaning.plan import Plan
 
 STEP = "clean_corpus"
 _INSTALL = "install it: .venv/bin/pip install --require-hashes --no-deps -r requirements/{}.lock"
@@ -29,7 +32,6 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
     if config.executor == "slurm" and shutil.which("sbatch") is None:
         raise UserError(config.fault("executor", "needs sbatch and squeue", "start it where Slurm is, or set local"))
     from zerokara.cleaning.plan import CLEAN, make_plan  # numpy
-    from zerokara.corpus.token_hashes import MIN_WORDS
 
     plan, output = make_plan(config), Path(config.output_dir)
     text, record = output / "text", output / manifest.NAME
@@ -55,22 +57,18 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
     others = [] if plan.work_folder.parent.is_dir() else reports  # a report alone has no manifest
     outputs = preflight.Outputs("output_dir", [*plan.outputs, *others, record], "" if mark.exists() else STEP)
     preflight.check(config, outputs, input=plan.files, evaluation_data=plan.evaluation_files)
-    corpus = f"{plural(len(plan.files), 'file')}, {bytes_text(sum(file.bytes for file in plan.files))}"
-    processes = plural(executors.num_workers(plan), "process", "processes")
-    where = processes if config.executor == "local" else f"on {config.executor}"
-    target = output / "report.html" if config.report_only else text
-    log(f"clean: {corpus} → {target} ({plural(len(plan.tasks), 'task')}, {where})")
-    if plan.evaluation_files:
-        names = ", ".join(file.name for file in plan.evaluation_files)
-        log(f"  looking for {plural(len(plan.evaluation), 'n-gram')} of {names}")
-        if short := plan.evaluation.num_short:
-            log(f"  ignoring {plural(short, 'text')} of fewer than {MIN_WORDS} words, which are too common")
+    _announce(plan, output / "report.html" if config.report_only else text)
     started = time.monotonic()
     with file_lock.claimed(output / "clean.lock", output):
+        temporary = output / f"dry_run{PARTIAL_SUFFIX}"
+        remove_folder(temporary)  # of a dry run that was killed
         if options.dry_run:
-            with TemporaryDirectory(PARTIAL_SUFFIX, dir=output) as temporary:
-                executors.run(Path(temporary), plan)
-                summary("clean: dry run, nothing was written", Report(Path(temporary), plan).rows())
+            make_folders(temporary)
+            try:
+                executors.run(temporary, plan)
+                summary("clean: dry run, nothing was written", Report(temporary, plan).rows())
+            finally:
+                remove_folder(temporary)
             return
         folder = plan.work_folder
         for unfinished in output.glob(f"dropped/*{PARTIAL_SUFFIX}"):  # of a run that was killed
@@ -87,13 +85,36 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
         if not found.total(CLEAN, "documents"):
             rows.append(("warning", "the rules drop the whole corpus; the report says what each of them dropped"))
         if config.report_only:
+            rows += [("warning", f"{fault.rule}: no clean text is written") for fault in found.faults()]
             summary("clean: the report is done", rows, f"{options.resume_command} --set report_only=false")
             return
+        refuse(found.faults(f"they are in {folder}/unreadable-*.jsonl.zst"))
+        read_files = [*plan.files, *plan.evaluation_files]
+        check_unchanged(read_files)
         executors.move_into_place(folder, plan)
         made = {"clean": [path for path in plan.outputs if path.exists()], "report": reports}
-        manifest.write(record, work, made, found.as_json(), time.monotonic() - started)
+        seconds, check = time.monotonic() - started, partial(check_unchanged, read_files)
+        manifest.write(record, work, made, found.as_json(), seconds, check=check)
         remove_folder(folder.parent)
         summary(f"clean: done, {text}", [*rows, ("dropped", str(output / "dropped"))], following)
+
+
+def _announce(plan: "Plan", target: Path) -> None:
+    """Log what is read, where the work is done, and what is looked for."""
+    from zerokara.cleaning import executors
+    from zerokara.corpus.token_hashes import MIN_WORDS
+
+    corpus = f"{plural(len(plan.files), 'file')}, {bytes_text(sum(file.bytes for file in plan.files))}"
+    processes = plural(executors.num_workers(plan), "process", "processes")
+    where = processes if plan.config.executor == "local" else f"on {plan.config.executor}"
+    log(f"clean: {corpus} → {target} ({plural(len(plan.tasks), 'task')}, {where})")
+    if warning := executors.memory_warning(plan):
+        log(warning)
+    if plan.evaluation_files:
+        names = ", ".join(file.name for file in plan.evaluation_files)
+        log(f"  looking for {plural(len(plan.evaluation), 'n-gram')} of {names}")
+        if short := plan.evaluation.num_short:
+            log(f"  ignoring {plural(short, 'text')} of fewer than {MIN_WORDS} words, which are too common")
 
 
 main = partial(command.run, "0_clean_corpus.py", clean_corpus, __doc__)

@@ -17,7 +17,7 @@ from zerokara.base.durable import write_file, write_json
 from zerokara.base.errors import refuse
 from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.evaluate_config import EvaluateConfig
-from zerokara.corpus.find import find_files, for_manifest
+from zerokara.corpus.find import check_unchanged, find_files, for_manifest
 from zerokara.evaluation import inputs
 from zerokara.evaluation.results import Section, add_to_card, page, table
 from zerokara.evaluation.scoring import LEVEL
@@ -94,7 +94,8 @@ def evaluate(config: EvaluateConfig, options: command.Options) -> None:
         seconds = time.monotonic() - started
         # A card that step 4 writes anew lacks the results.
         made: manifest.Paths = {"results": written[:2], "cards": cards}
-        manifest.write(manifest_path, work, made, facts, seconds, hashes)
+        check = partial(check_unchanged, [*files, *chain(*chain(*task_files))])
+        manifest.write(manifest_path, work, made, facts, seconds, hashes, check=check)
     rows += [*(("model card", str(path)) for path in cards), ("time", seconds_text(seconds))]
     summary("step 8 evaluate: done", rows)
 

@@ -11,7 +11,7 @@ from zerokara.base.errors import Fault, UserError, refuse
 from zerokara.base.progress import bytes_text, count_text, log, plural, summary
 from zerokara.base.resources import start_fork_server
 from zerokara.config.pretrain_config import PretrainConfig
-from zerokara.corpus.find import FoundFiles, InputFile, find_files, for_manifest, note_tests
+from zerokara.corpus.find import FoundFiles, InputFile, check_unchanged, find_files, for_manifest, note_tests
 from zerokara.corpus.format_check import check_formats
 from zerokara.steps import command, preflight
 from zerokara.tokenizer.compatibility import notes
@@ -93,7 +93,8 @@ def tokenize(config: PretrainConfig, options: command.Options) -> None:
         return
     facts = manifest_facts(config, files, encoded, encoder)
     seconds = time.monotonic() - started
-    manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, encoded.hashes)
+    check = partial(check_unchanged, files)
+    manifest.write(paths.manifest, work, {"tokens": paths.outputs}, facts, seconds, encoded.hashes, check=check)
     work_folder.discard(paths)
     rows = summary_rows(config, encoded, time.monotonic() - started)
     summary(f"{name}: done", [*rows, *([("text lost", expected.loss)] if expected.loss else [])], following)

@@ -11,7 +11,7 @@ from zerokara.base import file_lock, manifest
 from zerokara.base.errors import UserError
 from zerokara.base.progress import bytes_text, log, plural, seconds_text, summary
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.corpus.find import find_files, for_manifest, note_tests
+from zerokara.corpus.find import check_unchanged, find_files, for_manifest, note_tests
 from zerokara.corpus.format_check import check_formats
 from zerokara.steps import command, preflight
 from zerokara.tokenizer import made_name
@@ -75,7 +75,7 @@ def train_tokenizer(config: TokenizerConfig, options: command.Options) -> None:
         }
         made: manifest.Paths = {"tokenizer": training.move_into_place(folder)}
         seconds = time.monotonic() - started
-        manifest.write(manifest_path, work, made, facts, seconds)
+        manifest.write(manifest_path, work, made, facts, seconds, check=partial(check_unchanged, files))
         training.discard_work(folder)
     rows = [
         ("text offered", f"{bytes_text(drawn.bytes_offered)}, {plural(drawn.documents, 'document')}"),

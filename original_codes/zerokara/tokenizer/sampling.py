@@ -16,18 +16,19 @@ reserves for itself are dropped.
 import heapq
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zerokara.base.errors import UserError
+from zerokara.base.errors import UserError, refuse
 from zerokara.base.progress import bytes_text, plural
 from zerokara.base.resources import available_memory
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.corpus.documents import HARMLESS, Document
+from zerokara.corpus.documents import HARMLESS, Document, Reason
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import gathered, read_files, total_plain_bytes
+from zerokara.corpus.tally import ReadTally, faults_of
 from zerokara.tokenizer.model_file import SPACE_MARK
 
 PROCESS_BYTES, BASE_TOKENIZER_BYTES = 40_000_000, 750_000_000
@@ -148,7 +149,9 @@ def plan(config: TokenizerConfig, files: Sequence[InputFile]) -> SampleBudget:
     peak_bytes = fixed + PEAK_BYTES[kind] * min(sample_bytes, total_plain_bytes(files, config.text_field))
     if peak_bytes > available:
         rule = f"may need {bytes_text(peak_bytes)} of memory, and {bytes_text(available)} are free"
-        raise UserError(config.fault("sample_bytes", rule, f"set {largest(SAFE_SHARE)} or less, or auto"))
+        remedy = f"set {largest(SAFE_SHARE)} or less" if largest(SAFE_SHARE) else "free some memory"
+        remedy += ", or auto" if largest(AUTO_SHARE) >= AUTO_LEAST_BYTES else ""
+        raise UserError(config.fault("sample_bytes", rule, remedy))
     return SampleBudget(sample_bytes, peak_bytes, available)
 
 
@@ -205,27 +208,23 @@ def draw(
 
 def _documents(config: TokenizerConfig, files: Sequence[InputFile], report: SampleReport) -> Iterator[tuple[int, str]]:
     """Yield source and text of each document; count them and the bad lines, and check their share at the end."""
-    bad, first_bad = Counter[str](), list[str]()
+    tally, listed = ReadTally(), list[str]()
+    bad, lost = defaultdict[InputFile, Counter[str]](Counter), Counter[InputFile]()
     for item in read_files(files, "reading the corpus", config.text_field, config.txt_document):
         if isinstance(item, Document):
             report.documents += 1
             report.space_marks += SPACE_MARK in item.text and not config.base_tokenizer
             yield item.file.source, item.text
         else:
-            bad[item.reason.value] += item.documents
-            if item.reason not in HARMLESS and len(first_bad) < 3:
-                first_bad.append(f"{item.file.name} byte {item.offset}: {item.reason.value}")
-    report.bad_lines = dict(bad.most_common())
-    harmful = sum(count for reason, count in bad.items() if reason not in HARMLESS)
-    total = report.documents + harmful
-    if harmful / max(1, total) > config.max_bad_fraction:
-        rule = (
-            f"{harmful:,} of {total:,} documents ({harmful / total:.2%}) cannot be read, more than "
-            f"max_bad_fraction = {config.max_bad_fraction:.2%}: {'; '.join(first_bad)}"
-        )
-        raise UserError(config.fault("input", rule, "repair the files or raise max_bad_fraction"))
-    if not report.documents:
-        raise UserError(config.fault("input", "there is no document with text in these files"))
+            bad[item.file][item.reason.value] += item.documents
+            lost[item.file] += item.lost_bytes
+            if item.reason not in HARMLESS and len(listed) < 3:
+                listed.append(f"{item.file.name} byte {item.offset}: {item.reason}")
+    for file in files:
+        tally.add(file, bad[file].total(), bad[file], lost[file], Reason.DAMAGED if bad[file][Reason.DAMAGED] else "")
+    tally.documents_in += report.documents
+    report.bad_lines = dict(tally.skipped.most_common())
+    refuse(faults_of(config, "input", tally, f"the first: {'; '.join(listed)}"))
 
 
 def passages_of(text: str) -> Iterator[str]:

@@ -83,10 +83,7 @@ def encode_corpus(
     """
     paths, sources, hashes = TokenPaths(config.output_prefix), list[SourceTally](), dict[FileKey, str]()
     wanted = work_folder.ShardPlan(
-        files=[
-            [shown(file.path.name), file.bytes, file.remote.sha256 if file.remote else file.modified_ns, file.source]
-            for file in files
-        ],
+        files=[[shown(file.path.name), file.bytes, file.version, file.source] for file in files],
         tokenizer_sha256=encoder.sha256,
         text_field=config.text_field,
         txt_document=config.txt_document,

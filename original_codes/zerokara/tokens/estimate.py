@@ -1,14 +1,14 @@
 """Estimate of step 2 from a sample of the corpus: the encoder to use, expected tokens, disk space."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerokara.base.errors import UserError
 from zerokara.base.progress import bytes_text
 from zerokara.base.resources import free_bytes
 from zerokara.config.data import DataSettings
 from zerokara.corpus.find import InputFile
-from zerokara.corpus.read import Document, Range, read, total_plain_bytes
+from zerokara.corpus.read import Document, Range, is_one_document, read, total_plain_bytes
 from zerokara.tokenizer.compatibility import check_exportable
 from zerokara.tokenizer.encoder import Encoder
 from zerokara.tokenizer.fast_encoder import EncoderChoice, choose
@@ -46,6 +46,10 @@ def prepare(
     texts, sampled_bytes = sample_corpus(config, files)
     choice = choose(encoder, texts)
     expected = estimate_tokens(encoder, texts, total_plain_bytes(files, config.text_field) / max(1, sampled_bytes))
+    if others := [file for file in files if not is_one_document(file, config.txt_document)]:
+        lines, line_bytes = sample_corpus(config, others)  # of the rest lines are sampled, too
+        num_lines = len(lines) * total_plain_bytes(others, config.text_field) / max(1, line_bytes)
+    expected = replace(expected, documents=len(files) - len(others) + round(num_lines if others else 0))
     check_disk_space(config, expected)
     return choice, expected, texts
 

@@ -51,7 +51,8 @@ class ShardPlan:
         """Reasons why the shards of `earlier` do not serve this plan; of the files the first that differs."""
         names = ("tokenizer_sha256", "text_field", "txt_document", "format")
         pairs = [(name, getattr(earlier, name), getattr(self, name)) for name in names]
-        pairs += next(([pair] for pair in zip_longest(["a file"], earlier.files, self.files) if pair[1] != pair[2]), [])
+        files = (("a file", *pair) for pair in zip_longest(earlier.files, self.files))
+        pairs += [next((each for each in files if each[1] != each[2]), ("a file", None, None))]
         return [f"{name} was {was}, here it is {now}" for name, was, now in pairs if was != now]
 
 

@@ -6,8 +6,10 @@ import pytest
 from configs import fault_of
 from corpus_files import json_lines, write_texts
 
-from zerokara.cleaning.plan import make_plan
+from zerokara.base.manifest import FileRecord
+from zerokara.cleaning.plan import Plan, make_plan
 from zerokara.config.clean_config import CleanConfig
+from zerokara.corpus.find import FoundFiles, InputFile
 from zerokara.corpus.token_hashes import hashes_of
 
 
@@ -58,3 +60,21 @@ def test_raw_text_among_the_clean_is_refused(name: str, tmp_path: Path) -> None:
     write_texts(tmp_path / "out" / name / "raw.jsonl", ["a text"])
     config = CleanConfig(input=(f"{tmp_path}/out/{name}/*.jsonl",), output_dir=str(tmp_path / "out"))
     assert "the clean text would lie beside the raw" in fault_of(make_plan, config).rule
+
+
+def test_a_cell_of_a_txt_table_is_a_text(tmp_path: Path) -> None:
+    """Of ten words, which a copy has without the number and the label beside them."""
+    review = "este film foarte frumos a fost făcut anul trecut la"
+    (tmp_path / "test.txt").write_text(f"id\tdocument\tlabel\n101\t{review}\t1\n", encoding="utf-8")
+    write_texts(tmp_path / "train.jsonl", ["anything"])
+    config = CleanConfig(input=(str(tmp_path / "train.jsonl"),), evaluation_data=(str(tmp_path / "test.txt"),))
+    assert {*make_plan(config).evaluation.owners_of(hashes_of(f"so {review} here"))} == {0}
+
+
+def test_the_work_on_a_remote_file_is_not_that_on_another_content(tmp_path: Path) -> None:
+    def folder(content: str) -> Path:
+        remote = FileRecord("s3://bucket/a.jsonl", 100, content, 0)
+        files = FoundFiles([InputFile(Path("a.jsonl"), 0, "jsonl", "none", 100, 0, remote)])
+        return Plan(CleanConfig(output_dir=str(tmp_path)), files, []).work_folder
+
+    assert folder("etag:first") == folder("etag:first") != folder("etag:second")

@@ -161,3 +161,7 @@ def test_a_large_txt_as_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyP
     fault = fault_of(_check, tmp_path / "a.txt", txt_document="file")
     assert "18 bytes" in fault.rule and "txt_document: line" in fault.remedy
     _check(tmp_path / "a.txt", txt_document="line")
+    for number in range(300):
+        (tmp_path / f"small{number}.txt").write_text("a text", encoding="utf-8")
+    files = find_files([str(tmp_path)], "")
+    assert fault_of(check_formats, files, "text", "file", "").where.endswith("a.txt"), "among others, of any number"

@@ -16,6 +16,7 @@ from zerokara.base.errors import Fault, UserError
 from zerokara.corpus.find import InputFile, check_unchanged, find_files
 from zerokara.corpus.format_check import check_formats
 from zerokara.corpus.read import Document, ranges, read
+from zerokara.corpus.remote import _found
 
 POEMS = [f"poem {i}" for i in range(600)]
 
@@ -106,3 +107,10 @@ def test_an_answer_of_another_length_is_an_error(store: Any, given: bytes, monke
     with pytest.raises(OSError, match="reading bytes 0 to") as raised:
         _documents(files)
     assert f"{len(given):,} bytes where" in str(raised.value.strerror)
+
+
+@pytest.mark.parametrize("key", ["Last-Modified", "modificationTime", "modify", "sha", "Content-MD5", "ETag"])
+def test_what_a_server_tells_of_the_content_is_its_id(store: Any, key: str) -> None:
+    """The names that fsspec's packages for HTTP, WebHDFS, FTP and GitHub give to it."""
+    ids = {_found(store, {"name": "/a.jsonl", "size": 5, key: value}).sha256 for value in ("first", "second")}
+    assert ids == {f"{key.lower()}:first", f"{key.lower()}:second"}

@@ -99,10 +99,13 @@ def test_too_many_bad_lines_are_refused_with_examples(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "good"}\n{"text": 1}\n' * 10, encoding="utf-8")
     fault = fault_of(_draw, [str(path)], tmp_path / "s.txt")
-    assert fault.key == "input" and "10 of 20" in fault.rule and "byte 17" in fault.rule
-    assert "max_bad_fraction" in fault.remedy
+    assert fault.key == "max_bad_fraction" and "10 of 20" in fault.rule and "byte 17" in fault.remedy
     _, report = _draw([str(path)], tmp_path / "s.txt", max_bad_fraction=0.6)
     assert report.bad_lines == {"text field is not a string": 10}
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(path.read_bytes().replace(b"1", b'"as well"'), mtime=0)[:-9])
+    fault = fault_of(_draw, [str(cut)], tmp_path / "s.txt", max_bad_fraction=0.6)
+    assert "(100 %)" in fault.rule and "cut.jsonl.gz" in fault.rule, "of a file that breaks off all is lost"
     path.write_text('{"text": ""}\n', encoding="utf-8")
     assert fault_of(_draw, [str(path)], tmp_path / "s.txt", max_bad_fraction=1.0).key == "input"
 
@@ -150,3 +153,10 @@ def test_the_free_memory_bounds_the_sample(tmp_path: Path, monkeypatch: pytest.M
     largest = int(fault.remedy.split()[1])
     assert fault.key == "sample_bytes" and largest > 0
     assert sampling.plan(TokenizerConfig(sample_bytes=largest), files).peak_bytes < 100_000_000
+    auto = fault_of(sampling.plan, TokenizerConfig(), files)
+    assert f"set {largest} or less" in auto.remedy and "auto" not in auto.remedy, "which would need more as well"
+    monkeypatch.setattr(sampling, "available_memory", lambda: 10_000_000)
+    assert "free some memory" in fault_of(sampling.plan, TokenizerConfig(), files).remedy
+    monkeypatch.setattr(sampling, "available_memory", lambda: 1_000_000_000)
+    monkeypatch.setattr(sampling, "total_plain_bytes", lambda *_: 400_000_000)
+    assert "or auto" in fault_of(sampling.plan, TokenizerConfig(sample_bytes=400_000_000), files).remedy

@@ -59,6 +59,17 @@ def test_a_stretch_without_documents_is_not_read_to_its_end(make_config: MakeCon
     assert expected.tokens == expected.documents == 0
 
 
+def test_documents_of_txt_files_are_files(make_config: MakeConfig, tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "books").mkdir()
+    for number in range(3):
+        (tmp_path / "books" / f"{number}.txt").write_text("a line of a book\n" * 9000, encoding="utf-8")
+    config = make_config(txt_document="file")
+    encoder = Encoder(config.input_tokenizer_file)
+    assert estimate.prepare(config, find_files([str(tmp_path / "books")], ""), encoder)[1].documents == 3
+    _, mixed, _ = estimate.prepare(config, find_files([str(tmp_path / "books"), str(corpus)], ""), encoder)
+    assert 100 < mixed.documents < 5000, "300 of the other source"
+
+
 def test_a_disk_too_small(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config, expected = make_config(), TokenEstimate(0, output_bytes=5_000_000, documents=1000)
     needed = 5_000_000 + 2_500_000 + 20 * 1000

@@ -99,7 +99,11 @@ def test_a_cut_off_file_counts_whole(tmp_path: Path, tally_of: TallyOf, make_con
     size = f"{path.stat().st_size:,}"
     assert fault.key == "max_bad_fraction" and fault.value == 0.5
     assert f"{size} of {size} bytes on the disk are lost (100 %)" in fault.rule and str(path) in fault.rule
+    assert "download" in fault.remedy and "starts over" in fault.remedy
     check_bad_fraction(make_config(max_bad_fraction=1), tally, TokenPaths("x"))
+    too_long = SourceTally(5, Counter({Reason.TOO_LONG: 1}), bytes_in=100, bytes_lost=90)
+    fault = fault_of(check_bad_fraction, make_config(max_bad_fraction=0.5), too_long, TokenPaths("x"))
+    assert "split them" in fault.remedy and "download" not in fault.remedy, "which would change nothing"
 
 
 def test_every_row_of_a_damaged_row_group_counts(tmp_path: Path, tally_of: TallyOf, make_config: MakeConfig) -> None:

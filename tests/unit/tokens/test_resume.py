@@ -21,6 +21,7 @@ from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.tokens import merge
 from zerokara.tokens.encode import EncodedCorpus, run_in_workers
 from zerokara.tokens.indexed import TokenPaths
+from zerokara.tokens.work_folder import ShardPlan
 
 MakeConfig = Callable[..., PretrainConfig]
 TASK_BYTES = 4000
@@ -93,6 +94,16 @@ def test_other_input_starts_over_and_says_so(
     was = f"a file was ['{corpus.name}', {times.st_size}, {times.st_mtime_ns}, 0], here"
     message = capsys.readouterr().out
     assert "starting over" in message and (was in message or change != "time")
+
+
+def test_the_file_that_differs_is_told() -> None:
+    def plan(*files: list[Any]) -> ShardPlan:
+        return ShardPlan([*files], "", "text", "file", 1)
+
+    first, second, changed = ["a.jsonl", 5, 1, 0], ["b.jsonl", 6, 1, 0], ["b.jsonl", 7, 2, 0]
+    assert plan(first, second).differences(plan(first, second)) == []
+    assert plan(first, changed).differences(plan(first, second)) == [f"a file was {second}, here it is {changed}"]
+    assert plan(first).differences(plan(first, second)) == [f"a file was {second}, here it is None"]
 
 
 @pytest.mark.parametrize("damage", ["cut off", "a byte changed", "gone", "no mark", "bad lines lost"])
