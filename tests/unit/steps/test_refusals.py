@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,30 @@ def test_a_file_that_grows(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
     assert train_tokenizer.main(["--config", "/dev/null", *typed(*OUTPUTS[1].split())]) == 1
     assert "corpus.jsonl" in capfd.readouterr().err
     assert not (place / "new").exists()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_file_that_grows_as_it_is_recorded(
+    number: int,
+    place: Path,
+    tiny_data: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Its manifest would name a text that the result is not made from, and the next start would call it done."""
+    hash_files = manifest.hash_files
+
+    def growing(files: Iterable[Path]) -> dict[manifest.FileKey, str]:
+        hashes = hash_files(files)
+        with open("corpus.jsonl", "a", encoding="utf-8") as file:
+            file.write(GOOD % 1)
+        return hashes
+
+    given = f"{OUTPUTS[number]} {['vocab_size=300', 'input_jsonl=corpus.jsonl'][number - 1]}"
+    command = ["--config", "/dev/null" if number == 1 else tiny_data["config"], *typed(*given.split())]
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "hash_files", growing)
+        assert STEPS[number].main(command) == 1
+    assert "corpus.jsonl changed while it was read" in capfd.readouterr().err
+    assert not [*Path("new").rglob("*manifest.json")]
+    assert STEPS[number].main(command) == 0, "with all of it"
