@@ -218,7 +218,7 @@ def test_a_file_that_grows_as_it_is_recorded(
             file.write(GOOD % 1)
         return hashes
 
-    given = f"{OUTPUTS[number]} {['vocab_size=300', 'input_jsonl=corpus.jsonl'][number - 1]}"
+    given = f"{OUTPUTS[number]} {['vocab_size=310', 'input_jsonl=corpus.jsonl'][number - 1]}"
     command = ["--config", "/dev/null" if number == 1 else tiny_data["config"], *typed(*given.split())]
     with monkeypatch.context() as patched:
         patched.setattr(manifest, "hash_files", growing)
