@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from zerokara.base.errors import Fault
 from zerokara.base.pages import template
 from zerokara.base.progress import bytes_text, plural
 from zerokara.cleaning.plan import CLEAN, LOST, READ, UNREADABLE, Plan, facts, joined
 from zerokara.cleaning.stages import line_key, shown
 from zerokara.corpus.documents import Reason
-from zerokara.corpus.tally import ReadTally, faults_of
+from zerokara.corpus.tally import ReadTally
 
 _NUM_EXAMPLES, _NUM_CHARACTERS = 3, 400
 
@@ -53,10 +52,6 @@ class Report:
     def total(self, name: str, unit: str = "bytes") -> int:
         """Documents or bytes of what stays (`CLEAN`) or a rule dropped, of all entries."""
         return sum(tally[name][unit] for tally in self.sources.values())
-
-    def faults(self, listed: str = "") -> list[Fault]:
-        """Faults if too much cannot be read; `listed` tells where that is."""
-        return faults_of(self.config, "input", self.read, listed)
 
     @property
     def dropped(self) -> list[tuple[str, int, int]]:

@@ -14,6 +14,7 @@ from zerokara.base.progress import bytes_text, log, plural, seconds_text, summar
 from zerokara.config.clean_config import CleanConfig
 from zerokara.corpus.find import check_unchanged, for_manifest
 from zerokara.corpus.format_check import check_formats
+from zerokara.corpus.tally import faults_of
 from zerokara.steps import command, preflight
 
 if TYPE_CHECKING:  # numpy
@@ -84,11 +85,13 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
         rows.append(("report", str(reports[0])))
         if not found.total(CLEAN, "documents"):
             rows.append(("warning", "the rules drop the whole corpus; the report says what each of them dropped"))
+        faults = faults_of(config, "input", found.read, f"they are in {folder}/unreadable-*.jsonl.zst")
         if config.report_only:
-            rows += [("warning", f"{fault.rule}: no clean text is written") for fault in found.faults()]
+            limit = f"no clean text is written above max_bad_fraction = {config.max_bad_fraction:g}"
+            rows += [("warning", f"{limit}: {fault.remedy}") for fault in faults]
             summary("clean: the report is done", rows, f"{options.resume_command} --set report_only=false")
             return
-        refuse(found.faults(f"they are in {folder}/unreadable-*.jsonl.zst"))
+        refuse(faults)
         read_files = [*plan.files, *plan.evaluation_files]
         check_unchanged(read_files)
         executors.move_into_place(folder, plan)
