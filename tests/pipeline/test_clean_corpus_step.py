@@ -249,7 +249,8 @@ def test_what_damaged_files_lost_is_counted_and_too_much_of_it_ends_the_cleaning
     lost = f"{Path('cut.jsonl.gz').stat().st_size / 1000:.1f} kB"
     assert re.search(r"lost .*cut\.jsonl\.gz \(.*" + f"{lost} of {lost} lost", said) and "rows.parquet (" in said
     assert re.search(r"unreadable +51 documents", said), "the rows of a group, and the end of a file"
-    assert re.search(r"no clean text is written above max_bad_fraction = 0\.01: download .* or set it to 0\.\d+", said)
+    assert re.search(r"no clean text can be written: .*max_bad_fraction = 0\.01: .* lost .* or set it to 0\.\d+", said)
+    assert "report_only=false" not in said, "which would be refused"
     page = Path("out/report.html").read_text(encoding="utf-8")
     assert "are lost" in page and "this text is clean" not in page and "evaluation data</dt>" not in page
     clean = [*command, *typed("report_only=false")]

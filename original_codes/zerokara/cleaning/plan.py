@@ -1,6 +1,7 @@
 """What all stages work by, and the arrays and counts that they leave for one another in the work folder."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +18,8 @@ from zerokara.base.durable import PARTIAL_SUFFIX, atomic_file
 from zerokara.base.errors import Fault, UserError
 from zerokara.base.progress import log
 from zerokara.config.clean_config import CleanConfig
-from zerokara.config.loading import FILES, load
-from zerokara.corpus.documents import HARMLESS, BadLine, Document
+from zerokara.config.loading import kind_of, load
+from zerokara.corpus.documents import HARMLESS, BadLine, Document, Reason
 from zerokara.corpus.find import CORPUS, Formats, FoundFiles, InputFile, find_files, note_tests
 from zerokara.corpus.read import Range, gathered, ranges, read
 from zerokara.corpus.token_hashes import NgramIndex, hashes_of, tokens_per_word
@@ -66,9 +67,10 @@ class Plan:
         """The n-grams that must not be in the corpus, each with the index of its file; read once, before the tasks.
 
         Raises:
-            UserError: a file is damaged.
+            UserError: a file is damaged, or too many of its lines cannot be read.
         """
-        texts = ((number, hashes_of(text), tokens_per_word(text)) for number, text in _texts(self.evaluation_files))
+        found = _texts(self.evaluation_files, self.config.max_bad_fraction)
+        texts = ((number, hashes_of(text), tokens_per_word(text)) for number, text in found)
         return NgramIndex(texts, self.config.evaluation_overlap)
 
     @property
@@ -112,7 +114,7 @@ def make_plan(config: CleanConfig) -> Plan:
         if not entry.endswith(".yaml"):
             found |= {file.name: file for file in find_files([entry], where, _EVALUATION)}
         elif Path(entry).exists() or entry not in CleanConfig().evaluation_data:
-            other = load(next((FILES[name] for name in FILES if entry.endswith(name)), CleanConfig), entry).model_dump()
+            other = load(kind_of(entry), entry).model_dump()
             holders = [other, *other.get("tasks", ())]
             keys = ("texts", "valid_data", "test_data", "valid_jsonl")
             for name in (name for holder in holders for key in keys for name in holder.get(key, ())):
@@ -127,22 +129,26 @@ def make_plan(config: CleanConfig) -> Plan:
     return Plan(config, files, [*found.values()])
 
 
-def _texts(files: list[InputFile]) -> Iterator[tuple[int, str]]:
+def _texts(files: list[InputFile], max_bad_fraction: float) -> Iterator[tuple[int, str]]:
     """All texts of files, each with the index of its file."""
     for number, file in enumerate(files):
-        num_bad = 0
+        bad, num_rows = Counter[str](), 0
         rows = read(Range(file), txt_document="line") if file.format == "txt" else read_records(file)
         if file.format == "txt":  # a copy may have its line ends elsewhere
             yield from ((number, row.text) for row in read(Range(file)) if isinstance(row, Document))
         for row in rows:
+            num_rows += 1
             if isinstance(row, Document):
                 yield from ((number, cell) for cell in row.text.split("\t"))  # such a file may be a table
             elif isinstance(row, BadLine) or row.reason:
-                num_bad += row.reason not in HARMLESS
+                bad[row.reason] += row.reason not in HARMLESS
             else:
                 yield from ((number, text) for text in _strings(row.values))
-        if num_bad:
-            log(f"warning: {num_bad:,} lines of {file.name} cannot be read, and are not looked for")
+        if bad[Reason.DAMAGED] or bad.total() > max_bad_fraction * num_rows:
+            rule = "is damaged" if bad[Reason.DAMAGED] else f"{bad.total():,} of its {num_rows:,} lines cannot be read"
+            raise UserError(Fault(file.name, rule, remedy="repair it, or leave it out (evaluation_data)"))
+        if bad.total():
+            log(f"warning: {bad.total():,} lines of {file.name} cannot be read, and are not looked for")
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -36,9 +36,10 @@ class Report:
         cleaned = joined(folder, "cleaned")
         self.num_equal = len(cleaned) - len(np.unique(cleaned))
         """Texts that became equal to others when repeated lines were cut, after the search for copies."""
-        bad = defaultdict[str, Counter[str]](Counter)
+        bad, damages = defaultdict[str, Counter[str]](Counter), dict[str, str]()
         for found in facts(folder, "write", len(plan.tasks)):
             self._texts.update(found["texts"])
+            damages = found["damages"] | damages
             for name, tally in found["tallies"].items():
                 for key, number in tally.items():
                     source, _, unit = key.partition("\t")
@@ -46,8 +47,9 @@ class Report:
                     bad[source][unit] += number if name == UNREADABLE else 0
         self.read = ReadTally(self.total(READ, "documents"))
         for file in plan.files:
-            reasons = Counter[str]({reason: bad[file.name][reason] for reason in Reason if bad[file.name][reason]})
-            self.read.add(file, 0, reasons, bad[file.name][LOST], Reason.DAMAGED if reasons[Reason.DAMAGED] else "")
+            units = bad[file.name]
+            reasons = {str(reason): units[reason] for reason in Reason if units[reason]}
+            self.read.add(file, 0, reasons, units[LOST], damages.get(file.name, ""))
 
     def total(self, name: str, unit: str = "bytes") -> int:
         """Documents or bytes of what stays (`CLEAN`) or a rule dropped, of all entries."""

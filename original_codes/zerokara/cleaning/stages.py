@@ -214,7 +214,7 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
     pairs_shown, lines_shown = shown(folder)
     wanted = {each for _, *pair in pairs_shown for each in pair} | {first for _, _, first in lines_shown}
     tallies, texts, document = defaultdict[str, Counter[str]](Counter), list[tuple[int, str]](), rank << RANK
-    verdicts, cleaned = iter(saved(folder, "verdicts", rank).tolist()), array("Q")
+    verdicts, cleaned, damages = iter(saved(folder, "verdicts", rank).tolist()), array("Q"), dict[str, str]()
 
     def place(rank: int, part: int, line: int) -> dict[str, Any]:
         return {"source": plan.tasks[rank][part].file.name, "line": before[rank][part] + line}
@@ -246,6 +246,8 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
                     count(READ, units)
                     units |= {item.reason: item.documents, LOST: item.lost_bytes}
                     put(UNREADABLE, item.excerpt, units, reason=item.reason)
+                    if item.damage:
+                        damages.setdefault(here["source"], item.damage)
                 continue
             text, verdict = item.text, next(verdicts)
             count(READ, {"documents": 1, "bytes": len(text.encode())})
@@ -272,7 +274,7 @@ def write(plan: Plan, folder: Path, rank: int, num_tasks: int) -> None:
             document += 1
     check_unchanged([part.file for part in plan.tasks[rank]])
     save(folder, "cleaned", rank, np.array(cleaned))
-    write_json(folder / f"write-{rank:05d}.json", {"tallies": tallies, "texts": texts})
+    write_json(folder / f"write-{rank:05d}.json", {"tallies": tallies, "texts": texts, "damages": damages})
 
 
 def own_lines(lines: Sequence[str], repeats: Callable[[int], bool]) -> tuple[int, int]:

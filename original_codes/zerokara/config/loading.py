@@ -100,6 +100,12 @@ def load(
     return config
 
 
+def kind_of(path: str | Path) -> type[Settings]:
+    """Tell whose settings a YAML file holds, whatever its name. Raises UserError if it cannot be read."""
+    keys = _read_file(Path(path), [])[0].keys()
+    return max(FILES.values(), key=lambda each: len(keys & each.model_fields.keys()))
+
+
 def load_run(path: Path) -> RunConfig:
     """Load the settings of a run, a pretraining or a fine-tuning, from its folder. Raises as `load`."""
     is_pretraining = "train_data" not in _read_file(path, [])[0]

@@ -78,6 +78,11 @@ class BadLine(NamedTuple):
     lost_bytes: int = 0
     """Bytes on disk (compressed) that could not be read, or that no checksum confirms (all of a truncated file)."""
 
+    @property
+    def damage(self) -> str:
+        """What was lost of the file, in words; empty if this is one bad line of many."""
+        return self.excerpt if self.reason is Reason.DAMAGED else self.reason if self.lost_bytes else ""
+
 
 def excerpt(line: bytes) -> str:
     """Beginning of a line as text that any terminal and JSON file can hold."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from zerokara.base.durable import PARTIAL_SUFFIX
 from zerokara.base.errors import Fault, RunError, UserError, holding, nearest, refuse, shown
-from zerokara.base.progress import first_of, log, plural
+from zerokara.base.progress import first_of, log
 from zerokara.corpus.compressed import Compression
 
 if TYPE_CHECKING:  # pydantic, which the reading of a file needs not
@@ -160,7 +160,7 @@ def find_files(
     if closed := [file.name for file in files if file.remote is None and not os.access(file.path, os.R_OK)]:
         faults.append(Fault(first_of(closed), "cannot be read: permission denied"))
     if not faults and not any(file.bytes for file in files):
-        faults.append(Fault(places[0], f"the corpus is empty: {plural(len(files), 'file')}, 0 bytes"))
+        faults.append(Fault(places[0], f"there is nothing in {first_of([file.name for file in files])}: 0 bytes"))
     refuse(faults)
     return files
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import islice
 
 from zerokara.base.errors import Fault, RunError, refuse, shown
+from zerokara.base.progress import plural
 from zerokara.corpus import documents
 from zerokara.corpus.compressed import CompressedReader
 from zerokara.corpus.documents import BadLine, Document, Reason, TxtDocument, object_of_line
@@ -51,11 +52,11 @@ def check_formats(files: Sequence[InputFile], text_field: str, txt_document: Txt
             checked = filled[:: -(-len(filled) // most) or 1]
             misnamed = {file: fault for file in checked if (fault := _misnamed(file))}
             checked = [file for file in checked if file not in misnamed]
-            bad = [(file, lines) for file in checked if (lines := _bad_head(file, text_field))]
+            bad = [(file, lines) for file in checked if (lines := _bad_head(file, text_field, txt_document))]
             if len(bad) < len(checked):
                 bad = [one for one in bad if len(one[1]) >= LINES_TO_JUDGE_ONE_FILE or _other_format(*one)]
             faults += list(misnamed.values())[:10]
-            faults += [_fault(file, lines, text_field, where) for file, lines in bad[:10]]
+            faults += [_fault(file, lines, text_field, txt_document, where) for file, lines in bad[:10]]
     except OSError as error:
         raise RunError(f"cannot read {shown(str(error.filename))}: {error.strerror}") from error
     refuse(faults)
@@ -80,24 +81,31 @@ def _too_long(file: InputFile) -> Fault:
     return Fault(file.name, rule, remedy="split it, or set txt_document: line, so that each line is a document")
 
 
-def _bad_head(file: InputFile, text_field: str) -> list[BadLine]:
-    """Bad lines at the start of a file, if there is no document among them; else nothing."""
-    bad, size = list[BadLine](), 0
+def _bad_head(file: InputFile, text_field: str, txt_document: TxtDocument) -> list[BadLine]:
+    """Bad lines at the start of a file, if there is no document among them, or each spoils the one document that the
+    file is; else nothing."""
+    bad, size, has_text = list[BadLine](), 0, False
     for item in islice(read(Range(file), text_field, "line"), MAX_LINES):
-        if isinstance(item, Document):
+        if isinstance(item, BadLine):
+            bad += [item] if item.reason not in _PROVES_NOTHING else []
+        elif not is_one_document(file, txt_document):
             return []
-        bad += [item] if item.reason not in _PROVES_NOTHING else []
+        else:
+            has_text = True
         size += item.bytes
         if len(bad) == HEAD_LINES or size > MAX_BYTES:
             break
-    return bad
+    return [item for item in bad if not has_text or item.reason is not Reason.CR_ENDS]  # beside other line ends
 
 
-def _fault(file: InputFile, bad: list[BadLine], text_field: str, where: str) -> Fault:
+def _fault(file: InputFile, bad: list[BadLine], text_field: str, txt_document: TxtDocument, where: str) -> Fault:
     reason = Counter(item.reason for item in bad).most_common(1)[0][0]
     first = next(item for item in bad if item.reason is reason)
     place, lines = f"{file.name}:{first.line}", "rows" if file.format == "parquet" else "lines"
     rule, remedy = f"none of the first {len(bad)} {lines} is a document: {reason.value} ({first.excerpt!r})", ""
+    if is_one_document(file, txt_document):
+        unreadable = f"{plural(len(bad), 'line')} cannot be read: {reason.value} ({first.excerpt!r})"
+        rule = f"is one document, of which {unreadable}"
     if reason in (Reason.MISSING_FIELD, Reason.WRONG_TYPE):
         others = f", nor have the next {len(bad) - 1} {lines}" if bad[1:] else ""
         found = f" but {first.excerpt}" if file.format == "parquet" else ""

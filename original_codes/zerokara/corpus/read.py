@@ -230,7 +230,8 @@ def _of_whole_file(file: InputFile) -> Document | BadLine:
         return _damaged(file, packed, 1, 0, size)
     text, offset = documents.text_of_file(content)
     if isinstance(text, Reason):
-        return BadLine(file, 1, offset, text, excerpt(content[offset:]), size)
+        lost = 0 if text in (Reason.EMPTY_LINE, Reason.EMPTY_TEXT) else file.bytes
+        return BadLine(file, 1, offset, text, excerpt(content[offset:]), size, lost_bytes=lost)
     return Document(text, file, 1, 0, size)
 
 

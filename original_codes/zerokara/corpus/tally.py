@@ -3,13 +3,14 @@
 Documents: every row of a damaged row group is one that was skipped. Bytes are those of the files on disk (compressed,
 if they are), and matter only where something cannot be counted in documents. *Lost* bytes could not be read, or nothing
 confirms them: of a damaged compressed file all but its `verified_bytes` (`corpus.compressed`); of a damaged row group,
-the share of its missing rows; a line that is too long. Documents that could be read are used all the same.
+the share of its missing rows; a line that is too long; a file that is one document, and bad. Documents that could be
+read are used all the same.
 """
 
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 from zerokara.base.errors import Fault
@@ -42,7 +43,7 @@ class ReadTally(Counts):
     bytes_in: int = 0
     bytes_lost: int = 0
     damaged: list[str] = field(default_factory=list)
-    """Files of which the end or some row groups could not be read, each with the first damage and the bytes lost."""
+    """Files that have lost bytes, each with the first reason and their number."""
 
     def add(self, file: InputFile, documents_in: int, skipped: Mapping[str, int], lost: int, damage: str) -> None:
         """Count a whole file; `damage` is empty if there is none."""
@@ -72,7 +73,7 @@ class ReadTally(Counts):
     def losses(self) -> str:
         """The share of the bytes on the disk that is lost, and where."""
         lost, size = self.bytes_lost, self.bytes_in
-        where = f", of {self.damages}" if self.damaged else ", in lines that are too long"
+        where = f", of {self.damages}" if self.damaged else ""
         return f"{lost:,} of {size:,} bytes on the disk are lost ({100 * lost / max(1, size):.3g} %){where}"
 
 
@@ -81,22 +82,20 @@ def faults_of(
 ) -> list[Fault]:
     """Faults if the share of bad documents (empty lines do not count), or that of lost bytes, is too large, or no
     document is left; `listed` tells where the bad ones are, `key` is the setting with the names of the files."""
-    harmless, faults = sum(tally.skipped[reason] for reason in HARMLESS), list[Fault]()
-    bad, among = tally.skipped.total() - harmless, tally.documents_in - harmless
-    if bad / max(1, among) > config.max_bad_fraction:
-        rule = f"{bad:,} of {among:,} documents are bad ({100 * bad / among:.3g} %): {tally.reasons}"
-        remedy = f"{listed}; repair the corpus" + (f", or set it to {_enough(bad / among):g}" if bad < among else "")
+    found, faults = replace(tally, skipped=Counter(tally.skipped)), list[Fault]()
+    harmless = sum(found.skipped.pop(reason, 0) for reason in HARMLESS)
+    bad, among = found.skipped.total(), tally.documents_in - harmless
+    shares = bad / max(1, among), tally.bytes_lost / max(1, tally.bytes_in)
+    enough = f"or set it to {math.ceil(max(shares) * 1000) / 1000:g}"
+    if shares[0] > config.max_bad_fraction:
+        rule = f"{bad:,} of {among:,} documents are bad ({100 * shares[0]:.3g} %): {found.reasons}"
+        remedy = f"{listed}; repair the corpus" + (f", {enough}" if bad < among else "")
         faults.append(config.fault("max_bad_fraction", rule, remedy))
-    lost, size = tally.bytes_lost, tally.bytes_in
-    if lost / max(1, size) > config.max_bad_fraction:
-        again = "download or make these files again" if tally.damaged else "split them (.txt: set txt_document to line)"
-        remedy = f"{again}, and the step starts over; or set it to {_enough(lost / size):g}"
+    if shares[1] > config.max_bad_fraction:
+        remedy = "download a damaged file again, convert others to UTF-8, split what is too long (txt_document: line), "
+        remedy += f"and the step starts over; {enough}"
         faults.append(config.fault("max_bad_fraction", tally.losses, remedy))
     if not tally.documents and not faults:
         rule = f"the corpus holds no document with text: {tally.reasons or 'nothing at all'}"
         faults.append(config.fault(key, rule, listed if tally.skipped else ""))
     return faults
-
-
-def _enough(share: float) -> float:
-    return math.ceil(share * 1000) / 1000

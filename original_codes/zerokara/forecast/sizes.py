@@ -200,7 +200,8 @@ def candidate(
             break
     prediction = predict(effective_parameters(shape), fresh_worth(tokens, unique_tokens)) if predict else None
     epochs, hours = tokens / unique_tokens, tokens * hours_of_token
-    return Candidate(name, shape, tokens, epochs, hours, prediction, *seen[:3])
+    steps = max(1, round(seen.steps * min(1.0, tokens / least)))
+    return Candidate(name, shape, tokens, epochs, hours, prediction, seen.memory_bytes, seen.fits, steps)
 
 
 def recommended(candidates: Sequence[Candidate]) -> Candidate | None:

@@ -87,9 +87,9 @@ def clean_corpus(config: CleanConfig, options: command.Options) -> None:
             rows.append(("warning", "the rules drop the whole corpus; the report says what each of them dropped"))
         faults = faults_of(config, "input", found.read, f"they are in {folder}/unreadable-*.jsonl.zst")
         if config.report_only:
-            limit = f"no clean text is written above max_bad_fraction = {config.max_bad_fraction:g}"
-            rows += [("warning", f"{limit}: {fault.remedy}") for fault in faults]
-            summary("clean: the report is done", rows, f"{options.resume_command} --set report_only=false")
+            rows += [("warning", f"no clean text can be written: {fault}") for fault in faults]
+            following = "" if faults else f"{options.resume_command} --set report_only=false"
+            summary("clean: the report is done", rows, following)
             return
         refuse(faults)
         read_files = [*plan.files, *plan.evaluation_files]

@@ -25,7 +25,7 @@ from zerokara.base.errors import UserError, refuse
 from zerokara.base.progress import bytes_text, plural
 from zerokara.base.resources import available_memory
 from zerokara.config.tokenizer_config import TokenizerConfig
-from zerokara.corpus.documents import HARMLESS, Document, Reason
+from zerokara.corpus.documents import HARMLESS, Document
 from zerokara.corpus.find import InputFile
 from zerokara.corpus.read import gathered, read_files, total_plain_bytes
 from zerokara.corpus.tally import ReadTally, faults_of
@@ -209,7 +209,7 @@ def draw(
 def _documents(config: TokenizerConfig, files: Sequence[InputFile], report: SampleReport) -> Iterator[tuple[int, str]]:
     """Yield source and text of each document; count them and the bad lines, and check their share at the end."""
     tally, listed = ReadTally(), list[str]()
-    bad, lost = defaultdict[InputFile, Counter[str]](Counter), Counter[InputFile]()
+    bad, lost, damages = defaultdict[InputFile, Counter[str]](Counter), Counter[InputFile](), dict[InputFile, str]()
     for item in read_files(files, "reading the corpus", config.text_field, config.txt_document):
         if isinstance(item, Document):
             report.documents += 1
@@ -218,10 +218,11 @@ def _documents(config: TokenizerConfig, files: Sequence[InputFile], report: Samp
         else:
             bad[item.file][item.reason.value] += item.documents
             lost[item.file] += item.lost_bytes
+            damages[item.file] = damages.get(item.file) or item.damage
             if item.reason not in HARMLESS and len(listed) < 3:
                 listed.append(f"{item.file.name} byte {item.offset}: {item.reason}")
     for file in files:
-        tally.add(file, bad[file].total(), bad[file], lost[file], Reason.DAMAGED if bad[file][Reason.DAMAGED] else "")
+        tally.add(file, bad[file].total(), bad[file], lost[file], damages.get(file, ""))
     tally.documents_in += report.documents
     report.bad_lines = dict(tally.skipped.most_common())
     refuse(faults_of(config, "input", tally, f"the first: {'; '.join(listed)}"))

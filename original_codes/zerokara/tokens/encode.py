@@ -11,6 +11,7 @@ folder keeps what is finished until the step has written its manifest, so that t
 interruption.
 """
 
+import errno
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
@@ -229,11 +230,12 @@ def _foreseen_errors(paths: TokenPaths) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = f" {shown(str(error.filename))}" if error.filename else ""
-        message = f"cannot read or write{where}: {error.strerror or error}; {work_folder.kept_text(paths.work_folder)}"
+        where = shown(str(error.filename or paths.work_folder))
+        message = f"cannot read or write {where}: {error.strerror or error}; {work_folder.kept_text(paths.work_folder)}"
         if error.errno in NO_ROOM:
             free, folder = bytes_text(free_bytes(paths.manifest.parent)), paths.manifest.parent.absolute()
-            message += f"; the disk is full, or ulimit -f is reached: {free} are free at {folder} now that unfinished "
+            reason = "a file is as large as ulimit -f allows" if error.errno == errno.EFBIG else "the disk is full"
+            message += f"; {reason}: {free} are free at {folder} now that unfinished "
             message += "files are removed; make room and run the same command to resume, or set output_prefix to "
             message += "another disk"
         raise RunError(message) from error

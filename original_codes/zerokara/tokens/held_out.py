@@ -34,7 +34,7 @@ def num_valid_documents(config: DataSettings, source: int, num_documents: int) -
     if num_documents < 2 * num_valid:
         rule = f"the source {name} has {plural(num_documents, 'document')}, too few to hold out {num_valid:,} of them"
         half = f"set it to {num_documents // 2} or less, or " if num_documents > 1 else "set "
-        remedy = f"{half}valid_fraction to 0, or cut the text into more documents"
+        remedy = f"{half}valid_fraction to 0, or cut the text into more documents (txt_document: line)"
         raise UserError(config.fault("valid_min_documents", rule, remedy))
     return num_valid
 

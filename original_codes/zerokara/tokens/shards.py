@@ -64,9 +64,8 @@ class RangeResult:
     skipped: Counter[str] = field(default_factory=Counter)
     """Number of bad lines by reason."""
     damage: str = ""
-    """The first place from which on a file or a row group could not be read."""
+    """The first that is not empty of its bad lines."""
     lost_bytes: int = 0
-    """As in `BadLine`, and of lines that are too long."""
     sha256: str = ""
     """SHA-256 of its whole file on a disk, if it is the first range of the file."""
 
@@ -215,7 +214,7 @@ def _quarantined(item: BadLine, range_number: int, held: RangeResult) -> bytes:
     held.skipped[item.reason.value] += item.documents
     held.lost_bytes += item.lost_bytes
     record = {name: getattr(item, name) for name in ("line", "offset", "reason", "excerpt", "bytes")}
+    held.damage = held.damage or item.damage
     if item.reason is Reason.DAMAGED:
-        held.damage = held.damage or item.excerpt
         record |= {"documents": item.documents, "bytes_lost": item.lost_bytes}
     return orjson.dumps({**record, "range": range_number}, option=orjson.OPT_APPEND_NEWLINE)

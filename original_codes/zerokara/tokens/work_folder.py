@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +26,7 @@ from zerokara.base.progress import Progress, bytes_text, log, plural
 from zerokara.tokens.indexed import TokenPaths, bin_path
 from zerokara.tokens.shards import ShardResult, shard_path, unfinished_path
 
-FORMAT = 10
+FORMAT = 11
 """Raised when the same plan would give other shards, or results of another form."""
 SHARD_PLAN_NAME = "plan.json"
 RESULT = TypeAdapter(ShardResult)
@@ -51,9 +51,13 @@ class ShardPlan:
         """Reasons why the shards of `earlier` do not serve this plan; of the files the first that differs."""
         names = ("tokenizer_sha256", "text_field", "txt_document", "format")
         pairs = [(name, getattr(earlier, name), getattr(self, name)) for name in names]
-        files = (("a file", *pair) for pair in zip_longest(earlier.files, self.files))
-        pairs += [next((each for each in files if each[1] != each[2]), ("a file", None, None))]
-        return [f"{name} was {was}, here it is {now}" for name, was, now in pairs if was != now]
+        differing = [f"{name} was {was}, here it is {now}" for name, was, now in pairs if was != now]
+        changed = (pair for pair in zip_longest(earlier.files, self.files) if pair[0] != pair[1])
+        for was, now in islice(changed, 1):
+            before, here = (f"{file[0]} of {file[1]:,} bytes" if file else "no file" for file in (was, now))
+            same = "another time of change or content" if before == here else here
+            differing.append(f"{before} was read, and here is {same}")
+        return differing
 
 
 @contextmanager

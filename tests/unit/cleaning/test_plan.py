@@ -1,5 +1,6 @@
 """What cleaning looks for: the held-out texts that the other configurations name."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,31 @@ def test_held_out_text_of_the_pretraining_is_looked_for_and_what_cannot_be_read_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = "the quick brown fox jumps over the lazy dog and then it sleeps for a while"
-    Path("held.jsonl").write_bytes(json_lines([text]) + b"{broken\n\n")
-    Path("held.txt").write_bytes("não se lê\n".encode("latin-1") * 3)
+    Path("held.jsonl").write_bytes(json_lines([text, *["short"] * 200]) + b"{broken\n\n")
+    Path("held.txt").write_text("what is short\n", encoding="utf-8")
     Path("config.yaml").write_text("input_jsonl: train.jsonl\nvalid_jsonl: [held.jsonl, held.txt]\n", encoding="utf-8")
     write_texts(tmp_path / "train.jsonl", [f"so {text} here", "another one"])
     plan = make_plan(CleanConfig(input=("train.jsonl",)))
     assert [file.name for file in plan.evaluation_files] == ["held.jsonl", "held.txt"]
     assert len(plan.evaluation) == len(text.split()) - 12
     printed = capsys.readouterr().out
-    assert "1 lines of held.jsonl" in printed and "3 lines of held.txt" in printed
+    assert "1 lines of held.jsonl" in printed
+    Path("held.txt").write_bytes("não se lê\n".encode("latin-1") * 3)
+    fault = fault_of(getattr, make_plan(CleanConfig(input=("train.jsonl",))), "evaluation")
+    assert fault.where == "held.txt" and fault.rule == "3 of its 3 lines cannot be read"
+    Path("held.txt.gz").write_bytes(gzip.compress(b"all of it\n" * 900)[:-9])
+    plan = make_plan(CleanConfig(input=("train.jsonl",), evaluation_data=("held.txt.gz",)))
+    assert fault_of(getattr, plan, "evaluation").rule == "is damaged"
+
+
+def test_a_configuration_of_any_name_is_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_texts(tmp_path / "train.jsonl", ["anything"])
+    write_texts(tmp_path / "test.jsonl", ["a text of the test"])
+    settings = "metric: chrf\ntrain_data: [train.jsonl]\ntest_data: [test.jsonl]\ninit_from: there\n"
+    Path("mine.yaml").write_text(settings, encoding="utf-8")
+    plan = make_plan(CleanConfig(input=("train.jsonl",), evaluation_data=("mine.yaml",)))
+    assert [file.name for file in plan.evaluation_files] == ["test.jsonl"]
 
 
 def test_the_corpus_by_another_name_is_no_evaluation_data(tmp_path: Path) -> None:

@@ -155,6 +155,16 @@ def test_a_disk_that_fails_is_reported(tmp_path: Path) -> None:
         check_formats(files, "text", "line", "config.yaml:5")
 
 
+def test_a_book_in_another_encoding_after_lines_in_ascii(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_bytes(b"The Project\n" * 30 + "é página\n".encode("latin-1") * 20 + b"a\rb\n")
+    fault = fault_of(_check, tmp_path / "book.txt", txt_document="file")
+    assert fault.where.endswith("book.txt:31") and "20 lines cannot be read: invalid UTF-8" in fault.rule
+    assert "iconv" in fault.remedy
+    _check(tmp_path / "book.txt", txt_document="line")
+    (tmp_path / "book.txt").write_bytes(b"The Project\na\rb\n")
+    _check(tmp_path / "book.txt", txt_document="file")
+
+
 def test_a_large_txt_as_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 10)
     (tmp_path / "a.txt").write_text("line one\nline two\n", encoding="utf-8")

@@ -107,6 +107,15 @@ def test_a_size_takes_the_place_of_the_users(planner: Planner) -> None:
         planner.config(hidden_size="auto")
 
 
+def test_the_steps_of_few_tokens_are_few(planner: Planner) -> None:
+    """Not those of the fewest tokens that a batch is planned for."""
+    shape = ModelShape.from_config(planner.config(**size_settings("1M")), 500)
+    made = [
+        candidate("1M", shape, planner.outlook, Speed(1e-6, 0), None, (math.inf, tokens), 1e5) for tokens in (1000, 1e5)
+    ]
+    assert made[0].steps <= 2 < made[1].steps < 1e5 / 256
+
+
 def test_what_does_not_fit_is_seen(planner: Planner) -> None:
     small, large = planner.outlook("1M", 1e6), planner.outlook("13B", 1e6)
     assert small.fits and not large.fits and large.memory_bytes > 13e9 * 12 > small.memory_bytes

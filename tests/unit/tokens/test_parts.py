@@ -77,7 +77,7 @@ def test_a_part_of_other_work_is_refused(config: PretrainConfig, make_config: Ma
     for of_work in ({"stage": "encode", "part": Part(1, 2)}, {"stage": "merge"}):
         text = str(fault_of(encode, other, TASK_BYTES, **of_work))
         assert "text_field was text, here it is body" in text and "cp -p" in text
-        assert f"a file was ['{corpus.name}', {times.st_size}, {times.st_mtime_ns}, 0], here it is [" in text
+        assert f"{corpus.name} of {times.st_size:,} bytes was read, and here is another time of change" in text
     os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert encode(config, TASK_BYTES, stage="encode", part=Part(0, 2)).text_bytes == 0, "nothing was lost"
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from configs import fault_of, refused
+from corpus_files import compressed
 from made_tokens import discard_work, encode, written
 from pydantic import TypeAdapter
 
@@ -78,7 +79,7 @@ def test_bad_lines_count_as_documents(
     tally = _same_for_all_sizes(tmp_path / "a.jsonl", tally_of)
     assert tally.skipped == dict.fromkeys(bad, 1) | {"broken JSON": 2, "truncated last line": 1}
     assert tally.documents == 50 and tally.documents_in == 55
-    assert (tally.bytes_lost, tally.bytes_in) == (3001, len(content)) and not tally.damaged
+    assert (tally.bytes_lost, tally.bytes_in) == (3001, len(content)) and "64 MiB: 3.0 kB of" in tally.damages
     fault, _ = refused(check_bad_fraction, make_config(max_bad_fraction=0.07), tally, TokenPaths("x"))
     assert fault.rule.startswith("4 of 54 documents are bad"), "an empty line is no loss"
 
@@ -99,11 +100,23 @@ def test_a_cut_off_file_counts_whole(tmp_path: Path, tally_of: TallyOf, make_con
     size = f"{path.stat().st_size:,}"
     assert fault.key == "max_bad_fraction" and fault.value == 0.5
     assert f"{size} of {size} bytes on the disk are lost (100 %)" in fault.rule and str(path) in fault.rule
-    assert "download" in fault.remedy and "starts over" in fault.remedy
+    assert "download" in fault.remedy and "starts over" in fault.remedy and "set it to 1" in fault.remedy
     check_bad_fraction(make_config(max_bad_fraction=1), tally, TokenPaths("x"))
-    too_long = SourceTally(5, Counter({Reason.TOO_LONG: 1}), bytes_in=100, bytes_lost=90)
-    fault = fault_of(check_bad_fraction, make_config(max_bad_fraction=0.5), too_long, TokenPaths("x"))
-    assert "split them" in fault.remedy and "download" not in fault.remedy, "which would change nothing"
+    both = SourceTally(10, Counter({"broken JSON": 2, "empty line": 3}), bytes_in=100, bytes_lost=90)
+    first, second = refused(check_bad_fraction, make_config(max_bad_fraction=0.1), both, TokenPaths("x"))
+    assert "or set it to 0.9" in first.remedy and "or set it to 0.9" in second.remedy, "what is enough for both"
+    assert first.rule == "2 of 7 documents are bad (28.6 %): broken JSON 2"
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_bad_document_that_is_a_file_has_lost_its_bytes(ending: str, tmp_path: Path, make_config: MakeConfig) -> None:
+    """Among a thousand lines of another file it is one document, and four fifths of the text."""
+    (tmp_path / "a.jsonl").write_bytes(_lines(1000))
+    book = bytes(Random(1).choices(range(0xE0, 0x100), k=400_000))
+    name = compressed(tmp_path / f"book.txt{ending}", b"in ASCII\n" * 6000 + book).name
+    settings = {"input_jsonl": [str(tmp_path)], "output_prefix": str(tmp_path / "out" / "tokens")}
+    fault = fault_of(encode, make_config(**settings, txt_document="file"))
+    assert fault.key == "max_bad_fraction" and f"{name} (invalid UTF-8: " in fault.rule and "UTF-8" in fault.remedy
 
 
 def test_every_row_of_a_damaged_row_group_counts(tmp_path: Path, tally_of: TallyOf, make_config: MakeConfig) -> None:

@@ -91,7 +91,7 @@ def test_other_input_starts_over_and_says_so(
         plan.write_text(json.dumps(earlier | {"format": earlier["format"] - 1}), encoding="utf-8")
     capsys.readouterr()
     assert _encode(config).resumed_shards == 0
-    was = f"a file was ['{corpus.name}', {times.st_size}, {times.st_mtime_ns}, 0], here"
+    was = f"{corpus.name} of {times.st_size:,} bytes was read, and here is another time of change"
     message = capsys.readouterr().out
     assert "starting over" in message and (was in message or change != "time")
 
@@ -102,8 +102,9 @@ def test_the_file_that_differs_is_told() -> None:
 
     first, second, changed = ["a.jsonl", 5, 1, 0], ["b.jsonl", 6, 1, 0], ["b.jsonl", 7, 2, 0]
     assert plan(first, second).differences(plan(first, second)) == []
-    assert plan(first, changed).differences(plan(first, second)) == [f"a file was {second}, here it is {changed}"]
-    assert plan(first).differences(plan(first, second)) == [f"a file was {second}, here it is None"]
+    told = "b.jsonl of 6 bytes was read, and here is b.jsonl of 7 bytes"
+    assert plan(first, changed).differences(plan(first, second)) == [told]
+    assert plan(first).differences(plan(first, second)) == ["b.jsonl of 6 bytes was read, and here is no file"]
 
 
 @pytest.mark.parametrize("damage", ["cut off", "a byte changed", "gone", "no mark", "bad lines lost"])

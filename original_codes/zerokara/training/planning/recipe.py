@@ -19,9 +19,10 @@ VERSION = 9
 """Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
 TRIED_EPOCHS = 16
 """Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
-REPEATED_SHARE, MAX_REPEATED_DECAY = 12, 3.0
-"""Share of a run over which a weight is averaged, times its epochs squared; and the largest weight decay that was good
-in a run on repeated text: a short run, of few steps an epoch, would forget within some steps."""
+REPEATED_SHARE, REPEATED_WEIGHTS, MAX_REPEATED_DECAY = 12, 2.6, 3.0
+"""Share of a run over which a weight is averaged, times its epochs squared; weights in the layers for each token of the
+text above which that share falls with the root of their number; and the largest weight decay that was good in a run on
+repeated text: a short run, of few steps an epoch, would forget within some steps."""
 MIN_BATCH = 8
 """Sequences: smaller ones leave a processor idle."""
 MAX_ADAMW_LR = 4e-3
@@ -160,15 +161,14 @@ def _rule(
     num_steps = int(min(max_steps, max(1, round(samples / batch))))  # T, as `schedule` counts
     tokens = min(samples, max_steps * batch) * shape.raw_len  # D
     in_layers = sum(math.prod(size) for name, size in shape.parameter_shapes().items() if ".layers." in name)  # N
-    share = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
+    fresh = min(1.0, 1.084 * (tokens / in_layers) ** -0.527)
     # Text that is read again and again is learned by heart, unless weights forget: within an epoch at 12 epochs.
     epochs = max(1.0, num_steps * batch / samples_per_epoch)
-    most = MAX_REPEATED_DECAY if REPEATED_SHARE / epochs**2 < share else 1.0
-    share = min(share, REPEATED_SHARE / epochs**2)
+    repeated = REPEATED_SHARE / epochs**2
     if key == "lr":
         value, reason = 0.01, "relative to the weights, as T5"  # adafactor
         if optimizer == "muon":
-            steps = share * num_steps
+            steps = min(fresh, repeated) * num_steps
             faster = 1.0 if config.init_from else min(MAX_LR_FACTOR, max(1.0, math.sqrt(MUON_STEPS / steps)))
             value = MUON_LR * (MUON_WIDTH / shape.hidden_size) ** MUON_EXPONENT * faster
             reason = "falls with the hidden size for Muon"
@@ -187,6 +187,8 @@ def _rule(
     assert key == "weight_decay", key
     if optimizer == "adafactor":
         return 0.0, "as T5"
+    repeated *= math.sqrt(min(1.0, REPEATED_WEIGHTS * tokens / epochs / in_layers))
+    most, share = (MAX_REPEATED_DECAY, repeated) if repeated < fresh else (1.0, fresh)
     value = 1 / (resolved(config.lr) * num_steps * share)
     bound = f"at most {most:g}, for " if value > most else ""
     return _rounded(min(most, value)), f"{bound}a weight is averaged over {share:.0%} of the run"
