@@ -95,8 +95,8 @@ def test_a_task_of_labels_is_learned_tested_once_and_exported(labels: Path) -> N
     assert json.loads((run_dir / "test_result.json").read_bytes()) == result
     (labels.parent / "other.tsv").write_text(made_tasks.label_lines(9, 3), encoding="utf-8")
     other = [f"test_data=[{labels.parent / 'other.tsv'}]", f"output_prefix={labels.parent / 'other'}"]
-    assert "was tested on other examples" in run(labels, *asked, *other).stdout
-    assert "was tested on other examples" not in again.stdout
+    assert "was not tested on these examples" in run(labels, *asked, *other).stdout
+    assert "was not tested on these examples" not in again.stdout
 
     # The newest, had the metric become worse; step 4 takes the one that was tested.
     shutil.copytree(run_dir / named, run_dir / "global_step999")

@@ -79,9 +79,10 @@ def prepared(config: FinetuneConfig, redo: bool = False) -> FinetuneRunConfig:
     encoder = encoder_of(run)
     load_tokenizer = partial(tokenizer_proof.tokenizer_of_exports, encoder, is_encoder_decoder)
     files = preparation.prepare(run, encoder, load_tokenizer, redo)
-    tested = "" if redo else _result(Path(config.output_model_dir)).get("test_sha256", "")
-    if tested and "test" in files.splits and files.splits["test"].sha256 != tested:
-        log(f"note: {config.output_model_dir} was tested on other examples; step 8 measures its export on these")
+    run_dir = Path(config.output_model_dir)
+    is_finished = not redo and (run_dir / facts.NAME).exists()
+    if is_finished and "test" in files.splits and files.splits["test"].sha256 != _result(run_dir).get("test_sha256"):
+        log(f"note: {run_dir} was not tested on these examples; step 8 measures its export on them")
     if is_encoder_decoder:
         pairs = pair_lengths(IndexedTokens(files.train.prefix, EXAMPLES_STEP))
         run = run.model_copy(update={"packed_target_length": target_length(*pairs, length)})

@@ -279,10 +279,16 @@ class SmallRuns:
         return [MeasuredRun(**read_back(path, "delete it; the run is then measured again")) for path in paths]
 
     def measure_speed(self, slot: Slot) -> Speed:
-        """Measure the speed of a small run in a slot: a few steps of two sizes."""
+        """Measure the speed of a small run in a slot, a few steps of two sizes; once, or each start would plan other
+        runs."""
+        path = self.folder / f"speed_{len(slot.cores)}_cores{'_gpu' if slot.gpu else ''}.json"
+        if path.exists():
+            return Speed(**read_back(path, "delete it; the speed is then measured again"))
         settings = {**self.settings, "global_batch_size": 2 * MIN_BATCH}
         with pinned(slot.cores):
-            return Speed.of(*(self.planner.measure({**settings, **SHAPES[size]}) for size in (0, 4)))
+            speed = Speed.of(*(self.planner.measure({**settings, **SHAPES[size]}) for size in (0, 4)))
+        write_json(path, speed)
+        return speed
 
     def train(self, runs: Sequence[CalibrationRun], speed: Speed, free: list[Slot]) -> None:
         """Train the runs without a result, in each free slot one at a time.

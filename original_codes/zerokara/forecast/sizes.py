@@ -9,7 +9,7 @@ R* = 15.4 (Muennighoff et al., 2023, arXiv 2305.16264).
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -73,6 +73,8 @@ class Planner:
 
     config_path: Path
     overrides: tuple[str, ...]
+    teachers: int = 0
+    """Models of the same size from which one more learns."""
 
     def config(self, **settings: Any) -> PretrainConfig:
         """Load the user's configuration with these settings; RunError if the file is no longer what it was."""
@@ -94,8 +96,10 @@ class Planner:
 
     def measure_speed(self) -> Speed:
         """Train a few steps of two sizes; leaves nothing behind."""
-        on_cpu = self.device == "cpu"
-        batch = _BATCH[self.device] * (available_cores() if on_cpu else self.local_plan().num_processes)
+        plan = self.local_plan()
+        batch = _BATCH[self.device] * (available_cores() if self.device == "cpu" else plan.num_processes)
+        batch = int(min(batch, plan.schedule.samples_per_epoch))
+        batch = max(1, batch // plan.num_processes) * plan.num_processes
         sizes = MEASURED[self.device]
         return Speed.of(*(self.measure({**size_settings(name), "global_batch_size": batch}) for name in sizes))
 
@@ -112,7 +116,8 @@ class Planner:
         config, steps, there = plan.resolved, plan.schedule.num_steps, plan.data.num_valid_tokens
         each = there if config.eval_tokens == "all" else min(there, config.eval_tokens)
         validated = each * (1 + math.ceil(steps / config.eval_interval))
-        return Outlook(plan.memory.pools[0].needed_bytes, plan.memory.fits, steps, VALIDATION_COST * validated / tokens)
+        memory = replace(plan.memory, teachers=self.teachers * plan.shape.num_parameters())
+        return Outlook(memory.pools[0].needed_bytes, memory.fits, steps, VALIDATION_COST * validated / tokens)
 
 
 class Outlook(NamedTuple):

@@ -5,13 +5,13 @@ tokens, steps, memory and hours of each size; with --fit also its expected bits 
 trained on this corpus, and a plot. With `init_from` it only writes down the sizes of that model.
 """
 
-import contextlib
 import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from zerokara.base.errors import Fault, RunError, UserError
 from zerokara.base.progress import log, plural, seconds_text, summary
@@ -47,7 +47,7 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     trained_on, valid = open_splits(config.output_prefix)
     num_tokens = len(trained_on.tokens)
     vocab_size = encoder_of(config).vocab_size
-    planner = Planner(options.config_path, tuple(options.overrides))
+    planner = Planner(options.config_path, tuple(options.overrides), options.models or 0)
     log(f"plan: {num_tokens:,} training tokens in {config.output_prefix}")
     for _, note in run_plan.length_notes(config.seq_len, trained_on):
         log(f"  note: {note}")
@@ -70,20 +70,16 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
         return
     speed = planner.measure_speed()
     if options.fit is not None:
-        of_slot = small.measure_speed(free[0])
-        planned = fit.plan_runs(small.shapes, of_slot, options.fit, *there)
         if options.redo:
             shutil.rmtree(small.folder, ignore_errors=True)
+        of_slot = small.measure_speed(free[0])
+        planned = fit.plan_runs(small.shapes, of_slot, options.fit, *there)
         small.train(planned, of_slot, free)
     runs = small.results(there[-1])
     law = fit.fit(runs) if len(runs) >= fit.NUM_RUNS else None
     most_tokens = min(options.tokens or math.inf, training.tokens_of(config.max_epochs_per_source))
     limits = (options.hours or math.inf) / ensemble.relative_time(options.models or 0), most_tokens
-    candidates, predict = [], law.predict if law else None
-    for name in SIZES:
-        with contextlib.suppress(UserError):  # a size that cannot have the settings of the configuration
-            shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
-            candidates.append(sizes.candidate(name, shape, planner.outlook, speed, predict, limits, unique_tokens))
+    candidates = _candidates(planner, vocab_size, speed, law.predict if law else None, limits, unique_tokens)
     chosen = sizes.recommended(candidates)
     if chosen is None:
         raise RunError("no size fits into the memory of this machine")
@@ -110,13 +106,32 @@ def plan(config: PretrainConfig, options: command.Options) -> None:
     stands = not options.models and all(getattr(config, key) == value for key, value in values.items())
     if options.write:
         rows.append(("config", write_values(options.config_path, values)))
-    kept = [override for override in options.overrides if override.partition("=")[0].strip() not in values]
+    kept = list(options.overrides)
+    if options.write:
+        kept = [override for override in kept if override.partition("=")[0].strip() not in values]
     following = command.next_command("3_train_node1.sh", replace(options, overrides=kept), config)
-    rows += _rows_of_several(options, config, chosen)
+    rows += [*_rows_of_several(options, config, chosen), *_warnings(config, chosen)]
     if options.models and options.write:
         following = f"bash {ensemble.write(options.config_path, kept, options.models, partial(_commands, options))}"
     # Numbers on a command line are soon forgotten, and the run would be another.
     summary("plan", rows, following if options.write or stands else command.resume_command([*options.argv, "--write"]))
+
+
+def _candidates(planner: Planner, vocab_size: int, *given: Any) -> list[Candidate]:
+    """Return the sizes that can have the settings of the configuration, with what `sizes.candidate` is `given`.
+
+    Raises UserError if none can.
+    """
+    candidates, refused = list[Candidate](), list[UserError]()
+    for name in SIZES:
+        try:
+            shape = ModelShape.from_config(planner.config(**size_settings(name)), vocab_size)
+            candidates.append(sizes.candidate(name, shape, planner.outlook, *given))
+        except UserError as error:
+            refused.append(error)
+    if not candidates:
+        raise refused[0]
+    return candidates
 
 
 def _check_length(config: PretrainConfig, options: command.Options) -> None:
@@ -147,6 +162,13 @@ def _rows_of_several(options: command.Options, config: PretrainConfig, chosen: C
     else:
         offer = command.resume_command([*options.argv, "--models", str(number)])
         yield "or", f"{takes}: fewer bits per byte by a model of that size (docs/recipe.md#several-models): {offer}"
+
+
+def _warnings(config: PretrainConfig, chosen: Candidate) -> Iterator[tuple[str, str]]:
+    if config.nodes not in ("auto", 1):
+        yield "warning", f"this is the time of one machine: the run is of {config.nodes}, and ends that much sooner"
+    if config.max_hours != "auto" and chosen.hours > config.max_hours:
+        yield "warning", f"max_hours = {config.max_hours:g} stops this run before its end: set it to auto"
 
 
 def _commands(options: command.Options, path: Path, config: PretrainConfig) -> list[str]:

@@ -78,13 +78,15 @@ class Logbook:
             if config.tensorboard:
                 trackers["tensorboard"] = lambda: TensorBoard(run_dir, state.step)
             if config.wandb != "off":
-                trackers["wandb"] = lambda: WeightsAndBiases(run_dir, config)
+                trackers["wandb"] = lambda: WeightsAndBiases(run_dir, state.step, config)
             if config.plots:
                 trackers["plots"] = lambda: Plots(run_dir)
             is_due = state.step % config.eval_interval == 0 and state.facts.get("valid_step") != state.step
             self._recorder = Recorder(run_dir, state.step, trackers, repeats_validation=is_due)
         if state.step:
             self._record(state.step, {"resumed": True, "seconds": state.seconds})
+        elif processes.is_first:  # what a start wrote that died before its first checkpoint is of another run
+            (plan.run_dir / sample_texts.FILE_NAME).unlink(missing_ok=True)
         self._last_step = time.monotonic()
 
     @property

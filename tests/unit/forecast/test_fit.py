@@ -150,6 +150,18 @@ def test_one_that_fails_ends_the_others_and_none_begins(tmp_path: Path, monkeypa
     assert sleeper == -15 and 3 in failing and len(started) <= 4  # whichever failed first
 
 
+def test_the_speed_is_measured_once_for_the_runs_stay_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each start another speed would give the runs other lengths, and none would go on."""
+    measured = iter([(1.0, 1.0), (2.0, 3.0)])
+    monkeypatch.setattr(Planner, "measure", lambda *_: next(measured))
+    small = SmallRuns(Planner(tmp_path / "none.yaml", ()), tmp_path)
+    small.__dict__.update(folder=tmp_path / "runs", settings={})
+    (slot,) = slots(1, 0)
+    first = small.measure_speed(slot)
+    assert first == small.measure_speed(slot) and first.seconds_per_flop == 1.5
+    assert small.results(1000) == []
+
+
 def test_results_are_those_of_one_validation_text(tmp_path: Path) -> None:
     small = SmallRuns(Planner(tmp_path / "none.yaml", ()), tmp_path)
     small.__dict__["folder"] = tmp_path

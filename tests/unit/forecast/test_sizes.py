@@ -1,6 +1,7 @@
 """Speed of a machine, plans that differ from the user's configuration, and sizes that fit hours, tokens and memory."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,37 @@ def test_the_steps_of_few_tokens_are_few(planner: Planner) -> None:
         candidate("1M", shape, planner.outlook, Speed(1e-6, 0), None, (math.inf, tokens), 1e5) for tokens in (1000, 1e5)
     ]
     assert made[0].steps <= 2 < made[1].steps < 1e5 / 256
+
+
+def test_the_memory_of_a_student_counts_its_teachers(planner: Planner) -> None:
+    alone = planner.outlook("3M", 1e6).memory_bytes
+    of_four = replace(planner, teachers=4).outlook("3M", 1e6).memory_bytes
+    plan = planner.local_plan(**size_settings("3M"), **LEFT_TO_RECIPE, train_tokens=10**6)
+    expected = 4 * 4 * plan.shape.num_parameters() * plan.num_processes
+    assert of_four - alone == pytest.approx(expected, rel=0.01), "in fp32, of each process"
+
+
+@pytest.mark.parametrize(
+    ("given", "batch"),
+    [(("num_processes=3", "global_batch_size=24"), 15), (("seq_len=2000", "global_batch_size=1"), None)],
+)
+def test_the_measured_batch_is_one_that_the_processes_and_the_text_can_have(
+    tiny_data: dict[str, str], given: tuple[str, ...], batch: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zerokara.forecast.sizes.available_cores", lambda: 2)
+    planner, asked = (
+        Planner(Path(tiny_data["config"]), ("precision=fp32", "micro_batch_size=auto", *given)),
+        list[int](),
+    )
+
+    def measured(self: Planner, settings: dict[str, Any]) -> tuple[float, float]:
+        asked.append(settings["global_batch_size"])
+        return float(len(asked)), float(len(asked))
+
+    monkeypatch.setattr(Planner, "measure", measured)
+    planner.measure_speed()
+    samples = planner.local_plan().schedule.samples_per_epoch
+    assert asked == [batch or int(samples)] * 2 and (batch or samples < 16)
 
 
 def test_what_does_not_fit_is_seen(planner: Planner) -> None:

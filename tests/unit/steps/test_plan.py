@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from zerokara.config.loading import load
 from zerokara.config.pretrain_config import PretrainConfig
 from zerokara.forecast import sizes
-from zerokara.forecast.sizes import Planner, Speed
+from zerokara.forecast.sizes import LEFT_TO_RECIPE, Planner, Speed
 from zerokara.steps import plan
 from zerokara.steps.command import COMMAND_NAME
 from zerokara.training.planning.memory import TrialResult
@@ -54,6 +54,33 @@ def test_the_next_command_writes_what_is_advised(config: Path, capsys: pytest.Ca
     assert advised == ("1M", "auto", 20000, "auto", 7)
     assert make_plan(pasted).schedule.num_tokens == pytest.approx(20000, rel=0.01)
     assert "3_train_node1.sh" in advice(config, capsys, "--tokens", "20000")[1][1], "all of it stands there"
+
+
+def test_what_stands_on_the_command_line_alone_is_repeated(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file has another length, which the next command would train without it."""
+    path = config.with_name("other.yaml")
+    text = config.read_text(encoding="utf-8").replace("max_steps: 3\n", "").replace(f"hidden_size: 48  {COMMENT}\n", "")
+    path.write_text(text, encoding="utf-8")
+    said, _ = advice(path, capsys, "--tokens", "20000")
+    assert "take  " in said
+    values = {**LEFT_TO_RECIPE, **sizes.size_settings("1M"), "train_tokens": 20000}
+    given = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    words = advice(path, capsys, "--tokens", "20000", *given)[1]
+    assert "3_train_node1.sh" in words[1] and "train_tokens=20000" in words and "model_size=1M" in words
+
+
+def test_what_the_plan_does_not_count_is_told(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = ("--tokens", "20000", "--set", "max_hours=1e-9")
+    assert "max_hours = 1e-09 stops this run before its end" in advice(config, capsys, *slow)[0]
+    assert "this is the time of one machine" in advice(config, capsys, *PLAN, "--set", "nodes=2")[0]
+    assert "this is the time of one machine" not in advice(config, capsys, *PLAN)[0]
+
+
+def test_sizes_of_which_none_can_have_the_settings(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("--config", str(config), *PLAN, "--set", "num_processes=3", "--set", "micro_batch_size=1")
+    assert plan.main(argv) == 2
+    told = capsys.readouterr().err
+    assert "must be a multiple of micro_batch_size × processes" in told and "memory of this machine" not in told
 
 
 def test_a_dry_run_measures_nothing(

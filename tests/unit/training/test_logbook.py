@@ -72,6 +72,15 @@ def test_time_left_counts_pauses_and_leaves_the_first_step_out(tmp_path: Path, c
     assert [line["seconds_left"] for line in step_metrics.read(tmp_path)] == [99 * 30, 97 * 3, 96 * 6]
 
 
+def test_a_new_run_has_no_samples_of_a_start_that_died_before_its_first_checkpoint(tmp_path: Path) -> None:
+    samples = tmp_path / "samples.md"
+    samples.write_text("## step 20", encoding="utf-8")
+    logbook(tmp_path, replace(START, step=40)).close()
+    assert samples.exists()
+    logbook(tmp_path).close()
+    assert not samples.exists()
+
+
 def test_a_logged_step_is_a_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     book = logbook(tmp_path)
     for step, loss in enumerate((5.0, 3.0), 1):

@@ -39,7 +39,7 @@ def open_recorder(run_dir: Path, mode: str, resumed_step: int) -> Recorder:
         input_jsonl=[f"{run_dir}/a.jsonl"], output_prefix=run_dir / "tokens", init_from=run_dir / "hf",
         output_model_dir=run_dir, input_tokenizer_file=run_dir / "t.model",
     )  # fmt: skip
-    return Recorder(run_dir, resumed_step, {"wandb": lambda: WeightsAndBiases(run_dir, settings)})
+    return Recorder(run_dir, resumed_step, {"wandb": lambda: WeightsAndBiases(run_dir, resumed_step, settings)})
 
 
 def assert_nothing_of_the_machine(sent: bytes, folder: Path) -> None:
@@ -87,6 +87,21 @@ def test_offline_no_step_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyP
     everything = b"".join(file.read_bytes() for file in sent)
     assert b"a.jsonl" in everything and b"and/or" in everything
     assert_nothing_of_the_machine(everything, tmp_path.parent)
+
+
+@pytest.mark.slow
+def test_a_new_run_is_another_at_wandb(tmp_path: Path, messages: list[str]) -> None:
+    """A start that died before its first checkpoint binds nobody: the next may have other settings."""
+    record(tmp_path, "offline", 0, 20)
+    first = set(tmp_path.glob("wandb/offline-run-*"))
+    time.sleep(1.1)
+    record(tmp_path, "offline", 0, 5)
+    (second,) = set(tmp_path.glob("wandb/offline-run-*")) - first
+    import wandb
+
+    wandb.teardown()
+    assert messages == [] and steps_recorded(second) == list(range(1, 6))
+    assert first.pop().name.rpartition("-zerokara-")[2] != second.name.rpartition("-zerokara-")[2]
 
 
 def test_only_the_last_name_of_a_path_is_shared() -> None:

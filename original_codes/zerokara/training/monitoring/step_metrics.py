@@ -122,13 +122,13 @@ class TensorBoard:
 class WeightsAndBiases:
     """The recording of one start. Opening it imports wandb and waits for the server, for `SERVER_SECONDS` at most."""
 
-    def __init__(self, run_dir: Path, config: RunConfig):
+    def __init__(self, run_dir: Path, resumed_step: int, config: RunConfig):
         import wandb  # seconds to import, and only needed where asked for
         from wandb.sdk.lib import wbauth
 
         # The run's id at W&B, and the last step recorded there: it accepts none before it.
         self._path = run_dir / "wandb" / "zerokara.json"
-        if not self._path.exists():
+        if not self._path.exists() or not resumed_step:  # what died before its first checkpoint was another run
             write_json(self._path, {"id": f"zerokara-{secrets.token_hex(4)}", "step": -1})
         self._state = orjson.loads(self._path.read_bytes())
         online, server = config.wandb == "online", wandb.setup().settings.base_url

@@ -76,7 +76,7 @@ class Schedule:
             warmup_steps = config.warmup_steps
         if warmup_steps >= num_steps:
             rule = f"must be fewer than the steps of the run, {num_steps:,}"
-            remedy = f"try {round(0.02 * num_steps)}, or auto for a share of the run (warmup_fraction)"
+            remedy = f"try {round(0.02 * num_steps)}, or auto and warmup_fraction: 0.02, a share of the run"
             raise UserError(config.fault("warmup_steps", rule, remedy, _LENGTH))
         decay_steps, room = max(1, round(config.decay_fraction * num_steps)), num_steps - warmup_steps
         # Of two shares the configuration sees whether both find room; one step that rounding adds is taken off again.
