@@ -41,7 +41,7 @@ FLOORS = {
 CHAMBERS = {"": 4, "nodes": 3, "processes": 2, "planning": 1, "monitoring": 1, "compute": 0}
 """The rooms within training/, which is the largest; the empty name is what lies in training/ itself."""
 
-PACKAGE_LINES, PACKAGE_FILES = 30_198, 187
+PACKAGE_LINES, PACKAGE_FILES = 30_200, 187
 """Largest size of the package. A change that needs more raises them on purpose, and says why."""
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80

@@ -96,10 +96,9 @@ def test_text_that_is_read_again_and_again_is_forgotten_sooner() -> None:
     steps = samples / repeated.global_batch_size
     assert fresh.weight_decay < few.weight_decay < 1 < repeated.weight_decay < often.weight_decay
     weights = sum(math.prod(size) for name, size in shape.parameter_shapes().items() if ".layers." in name)
-    for run, epochs in ((repeated, 8), (often, 16)):
-        sooner = (weights / (2.6 * 4e6 / epochs)) ** 0.5
-        assert run.weight_decay == pytest.approx(min(3.0, epochs**2 * sooner / (12 * run.lr * steps)), rel=0.05)
-        assert sooner > 1.2
+    sooner = (weights / (2.6 * 4e6 / 8)) ** 0.5
+    assert repeated.weight_decay == pytest.approx(8**2 * sooner / (12 * repeated.lr * steps), rel=0.05) and sooner > 1.2
+    assert often.weight_decay == pytest.approx(16**2 / (12 * often.lr * steps), rel=0.05), "over 46 steps as it is"
     assert most.weight_decay == 3.0, "by the epochs alone 10.6"
     small = ModelShape.from_config(config_of(**{**SMALL, **AUTO, "num_layers": 1}), 8000)
     run = recipe.resolve(config, small, lambda _: samples, samples_per_epoch=samples / 8)[0]

@@ -19,10 +19,11 @@ VERSION = 9
 """Raised when a rule changes, or its use in the small runs of `forecast`, so that results of both are kept apart."""
 TRIED_EPOCHS = 16
 """Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
-REPEATED_SHARE, REPEATED_WEIGHTS, MAX_REPEATED_DECAY = 12, 2.6, 3.0
+REPEATED_SHARE, REPEATED_WEIGHTS, REPEATED_STEPS, MAX_REPEATED_DECAY = 12, 2.6, 60, 3.0
 """Share of a run over which a weight is averaged, times its epochs squared; weights in the layers for each token of the
-text above which that share falls with the root of their number; and the largest weight decay that was good in a run on
-repeated text: a short run, of few steps an epoch, would forget within some steps."""
+text above which that share falls with the root of their number, and the steps down to which it does; and the largest
+weight decay that was good in a run on repeated text: a short run, of few steps an epoch, would forget within some
+steps."""
 MIN_BATCH = 8
 """Sequences: smaller ones leave a processor idle."""
 MAX_ADAMW_LR = 4e-3
@@ -187,7 +188,8 @@ def _rule(
     assert key == "weight_decay", key
     if optimizer == "adafactor":
         return 0.0, "as T5"
-    repeated *= math.sqrt(min(1.0, REPEATED_WEIGHTS * tokens / epochs / in_layers))
+    larger = max(REPEATED_STEPS / num_steps, repeated * math.sqrt(REPEATED_WEIGHTS * tokens / epochs / in_layers))
+    repeated = min(repeated, larger)
     most, share = (MAX_REPEATED_DECAY, repeated) if repeated < fresh else (1.0, fresh)
     value = 1 / (resolved(config.lr) * num_steps * share)
     bound = f"at most {most:g}, for " if value > most else ""
