@@ -70,7 +70,7 @@ further() {
 first=(tests/unit tests/pipeline tests/gpu) second=(tests/numerics tests/faults)
 if [ -n "$further" ]; then
     moved=(tests/numerics/test_compiled.py) first+=("${moved[@]}") second+=("${moved[@]/#/--ignore=}")
-    moved=(tests/pipeline/test_{lines_of_families,gpu_benchmark}.py) second+=("${moved[@]}") first+=("${moved[@]/#/--ignore=}")
+    moved=(tests/pipeline/test_{lines_of_families,gpu_benchmark,notebook}.py) second+=("${moved[@]}") first+=("${moved[@]/#/--ignore=}")
 else
     moved=(tests/pipeline/test_{upload_step,inputs_hub,train_step}.py) second+=("${moved[@]}") first+=("${moved[@]/#/--ignore=}")
 fi
