@@ -304,7 +304,7 @@ def test_slurm_may_be_out_of_reach_for_a_while(
     assert capsys.readouterr().out.count("slurm_load_jobs error") == 1
     (tmp_path / "count").write_text("1\n")
     monkeypatch.setattr(executors, "_PATIENCE_SECONDS", -1)
-    with pytest.raises(RunError, match="slurm_load_jobs error; the jobs go on"):
+    with pytest.raises(RunError, match="slurm_load_jobs error; the same command waits"):
         executors._wait_for_slurm("job")
 
 

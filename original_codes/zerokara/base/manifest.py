@@ -166,7 +166,7 @@ def write(
     """Write the manifest, the last action of a step.
 
     `hashes` are known SHA-256 that need no computing. A `published` manifest does not reveal paths of this machine.
-    `check` raises if an input that is hashed by now is not what the step read.
+    `check` is called when all inputs are hashed; it raises if one has changed since the step read it.
     """
     known, folder = hashes or {}, manifest_path.parent.resolve()
     settings, facts = orjson.loads(orjson.dumps([spec.settings, facts]))  # as they read back

@@ -45,13 +45,13 @@ def num_workers(plan: Plan) -> int:
 
 def memory_warning(plan: Plan) -> str:
     """Warn of the largest compressed file, which is a task that nothing can cut; empty if it is small."""
-    config = plan.config
-    packed = [file for file in plan.files if has_unknown_size(file, config.txt_document)]
+    packed = [file for file in plan.files if has_unknown_size(file, plan.config.txt_document)]
     largest = max(packed, key=attrgetter("bytes"), default=None)
-    needed = _MEMORY_A_BYTE * total_plain_bytes([largest], config.text_field) if largest else 0
+    needed = _MEMORY_A_BYTE * total_plain_bytes([largest], plan.config.text_field) if largest else 0
     if largest is None or needed < _WORKER_BYTES:
         return ""
-    cut = f"zcat {largest.name} | split -l 500000 --filter='gzip > $FILE.jsonl.gz'"
+    unpack = "zstdcat" if largest.compression == "zstd" else "zcat"
+    cut = f"{unpack} {largest.name} | split -l 500000 --filter='gzip > $FILE.{largest.format}.gz'"
     return f"warning: {largest.name} is one task, of about {bytes_text(needed)} of memory; cut it, e.g. with: {cut}"
 
 
@@ -152,7 +152,7 @@ def _wait_for_slurm(job: str) -> None:
                 return
             answered = time.monotonic()
         elif time.monotonic() - answered > _PATIENCE_SECONDS:
-            raise RunError(f"squeue fails: {asked.stderr.strip()}; the jobs go on, and the same command waits for them")
+            raise RunError(f"squeue fails: {asked.stderr.strip()}; the same command waits for its jobs")
         elif asked.stderr != told:
             told = asked.stderr
             log(f"warning: squeue failed, and is asked again: {told.strip()}")

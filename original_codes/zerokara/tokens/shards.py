@@ -64,7 +64,7 @@ class RangeResult:
     skipped: Counter[str] = field(default_factory=Counter)
     """Number of bad lines by reason."""
     damage: str = ""
-    """The first that is not empty of its bad lines."""
+    """The first `BadLine.damage` that is not empty."""
     lost_bytes: int = 0
     sha256: str = ""
     """SHA-256 of its whole file on a disk, if it is the first range of the file."""

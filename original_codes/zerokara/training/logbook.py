@@ -85,7 +85,7 @@ class Logbook:
             self._recorder = Recorder(run_dir, state.step, trackers, repeats_validation=is_due)
         if state.step:
             self._record(state.step, {"resumed": True, "seconds": state.seconds})
-        elif processes.is_first:  # what a start wrote that died before its first checkpoint is of another run
+        elif processes.is_first:  # those of a start that died before its first checkpoint
             (plan.run_dir / sample_texts.FILE_NAME).unlink(missing_ok=True)
         self._last_step = time.monotonic()
 

@@ -128,7 +128,7 @@ class WeightsAndBiases:
 
         # The run's id at W&B, and the last step recorded there: it accepts none before it.
         self._path = run_dir / "wandb" / "zerokara.json"
-        if not self._path.exists() or not resumed_step:  # what died before its first checkpoint was another run
+        if not self._path.exists() or not resumed_step:  # a start without a checkpoint was another run
             write_json(self._path, {"id": f"zerokara-{secrets.token_hex(4)}", "step": -1})
         self._state = orjson.loads(self._path.read_bytes())
         online, server = config.wandb == "online", wandb.setup().settings.base_url

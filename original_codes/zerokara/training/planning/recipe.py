@@ -20,10 +20,10 @@ VERSION = 9
 TRIED_EPOCHS = 16
 """Most epochs of one text in the runs behind the rules (docs/recipe.md)."""
 REPEATED_SHARE, REPEATED_WEIGHTS, REPEATED_STEPS, MAX_REPEATED_DECAY = 12, 2.6, 60, 3.0
-"""Share of a run over which a weight is averaged, times its epochs squared; weights in the layers for each token of the
-text above which that share falls with the root of their number, and the steps down to which it does; and the largest
-weight decay that was good in a run on repeated text: a short run, of few steps an epoch, would forget within some
-steps."""
+"""On repeated text a weight is averaged over the share REPEATED_SHARE / epochs² of the run. If the layers have more
+than REPEATED_WEIGHTS weights for each token of the text, the share falls with the root of their number, but not below
+REPEATED_STEPS steps. MAX_REPEATED_DECAY is the largest weight decay that was good in such a run: a short run, of few
+steps an epoch, would forget within some steps."""
 MIN_BATCH = 8
 """Sequences: smaller ones leave a processor idle."""
 MAX_ADAMW_LR = 4e-3
